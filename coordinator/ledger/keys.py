@@ -1,0 +1,98 @@
+"""Where everything stands in etcd: the one place that spells keys.
+
+Slot and seat numbers have fixed width, so that ranges compare; `/` in a database's name is written %2F.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from coordinator.ledger.record import Kind
+
+SLOT_DIGITS = 6
+
+
+def prefix_end(prefix: str) -> str:
+    """The first key after every key with this prefix (prefixes here end in '/')."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKeys:
+    """Keys of a whole fleet, under `/<prefix>/<fleet>/`."""
+
+    prefix: str
+    fleet: str
+
+    @property
+    def root(self) -> str:
+        return f"/{self.prefix}/{self.fleet}/"
+
+    def leader(self) -> str:
+        return self.root + "leader"
+
+    def worker(self, boot_id: str) -> str:
+        return self.root + "worker/" + boot_id
+
+    def worker_exit(self, boot_id: str) -> str:
+        return self.root + "worker-exit/" + boot_id
+
+    def ordinal(self, number: int) -> str:
+        return f"{self.root}ordinal/{number:0{SLOT_DIGITS}d}"
+
+    def operator(self, entry: str) -> str:
+        return self.root + "operator/" + entry
+
+    def ledgers(self) -> str:
+        return self.root + "ledger/"
+
+    def db(self, database: str) -> DbKeys:
+        return DbKeys(self.root, quote(database, safe="-._~"))
+
+
+@dataclass(frozen=True, slots=True)
+class DbKeys:
+    """Keys of one database's ledger. `db` is already escaped."""
+
+    root: str
+    db: str
+
+    @property
+    def database(self) -> str:
+        return unquote(self.db)
+
+    def ledger(self) -> str:
+        return f"{self.root}ledger/{self.db}"
+
+    def epoch(self) -> str:
+        return f"{self.root}epoch/{self.db}"
+
+    def drain(self) -> str:
+        """On the lease of the command that drains: gone means it died, and the old epoch comes back."""
+        return f"{self.root}drain/{self.db}"
+
+    def alias(self) -> str:
+        return f"{self.root}policy/{self.db}/alias"
+
+    def policy(self, generation: int) -> str:
+        return f"{self.root}policy/{self.db}/gen/{generation:0{SLOT_DIGITS}d}"
+
+    def sessions(self, kind: Kind | None = None) -> str:
+        base = f"{self.root}session/{self.db}/"
+        return base if kind is None else f"{base}{kind}/"
+
+    def session(self, kind: Kind, slot: int) -> str:
+        return f"{self.sessions(kind)}{slot:0{SLOT_DIGITS}d}"
+
+    def seats(self, dbname: str, user: str) -> str:
+        return f"{self.root}seat/{self.db}/{quote(dbname, safe='')}/{quote(user, safe='')}/"
+
+    def seat(self, dbname: str, user: str, number: int) -> str:
+        return f"{self.seats(dbname, user)}{number:0{SLOT_DIGITS}d}"
+
+    def receipts(self) -> str:
+        return f"{self.root}receipt/{self.db}/"
+
+    def receipt(self, request_id: str) -> str:
+        return self.receipts() + request_id

@@ -1,0 +1,301 @@
+"""The values under the ledger's keys, and the permit's identity.
+
+Pure: msgpack maps with a `schema` field; fields this version does not know are kept when a value is
+written back; a schema it does not know is refused. Times are integers in microseconds since 1970, as the
+server itself reports them, so that they compare exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Self
+
+import msgpack
+
+from coordinator.ledger.states import SessionState
+
+SCHEMA = 1
+
+
+class UnknownSchema(Exception):
+    """A value was written by a version this one cannot read: upgrade before going on."""
+
+
+class Kind(StrEnum):
+    """Which row of slots a permit belongs to."""
+
+    MAIN = "main"
+    RESERVE = "reserve"
+    ADMIN = "admin"
+    REPLICATION = "replication"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Permit:
+    """A permit's identity. `generation` is the create revision of its receipt: new for every reservation."""
+
+    kind: Kind
+    slot: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.slot}.{self.generation}"
+
+    @classmethod
+    def parse(cls, text: str) -> Permit:
+        """The inverse of str(). Raises ValueError naming the text."""
+        kind, _, rest = text.partition("/")
+        slot, _, generation = rest.partition(".")
+        try:
+            return cls(Kind(kind), int(slot), int(generation))
+        except ValueError:
+            raise ValueError(f"{text!r} is not a permit (kind/slot.generation)") from None
+
+    def birth_tag(self, ledger_tag: str) -> str:
+        """The application_name of the startup packet: at most 45 bytes (PostgreSQL cuts at 63)."""
+        return f"pooler:{ledger_tag}:{self.kind[0]}{self.slot}.{self.generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Which server process tree a session belongs to: what must match before a look counts."""
+
+    address: str  # host:port as dialled
+    system_identifier: str = ""
+    timeline: int = 0
+    postmaster_start_us: int = 0
+    in_recovery: bool = False
+
+    def same_server(self, other: Backend) -> bool:
+        """Same node, same cluster, same postmaster."""
+        return (self.address, self.system_identifier, self.postmaster_start_us) == (
+            other.address, other.system_identifier, other.postmaster_start_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Base of every stored value: subclasses add fields; `extra` carries what a newer version wrote."""
+
+    name: ClassVar[str]
+
+    def encode(self) -> bytes:
+        """The msgpack map, with schema."""
+        values: dict[str, Any] = dict(getattr(self, "extra", {}))
+        for f in fields(self):
+            if f.name != "extra":
+                values[f.name] = _plain(getattr(self, f.name))
+        values["schema"] = SCHEMA
+        packed: bytes = msgpack.packb(values)
+        return packed
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Self:
+        """Raises UnknownSchema for a newer schema, ValueError for what is not this record."""
+        values = msgpack.unpackb(raw)
+        if not isinstance(values, dict) or not isinstance(values.get("schema"), int):
+            raise ValueError(f"not a {cls.name} record")
+        if values["schema"] > SCHEMA:
+            raise UnknownSchema(f"{cls.name}: schema {values['schema']}, this version reads {SCHEMA}")
+        known = {f.name for f in fields(cls)} - {"extra"}
+        taken = {key: value for key, value in values.items() if key in known}
+        if any(f.name == "extra" for f in fields(cls)):
+            taken["extra"] = {k: v for k, v in values.items() if k not in known and k != "schema"}
+        return cls._build(taken)
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Self:
+        return cls(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Backend):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, StrEnum):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def backend_from(values: Mapping[str, Any] | None) -> Backend | None:
+    """A Backend from its stored map; unknown fields are dropped (the map is always written whole)."""
+    if values is None:
+        return None
+    known = {f.name for f in fields(Backend)}
+    return Backend(**{key: value for key, value in values.items() if key in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Session(Record):
+    """One session permit: the value under `session/<db>/<kind>/<slot>`."""
+
+    name: ClassVar[str] = "session"
+
+    kind: Kind
+    slot: int
+    generation: int  # 0 in the reserving txn only: readers take the receipt's create revision
+    state: SessionState
+    owner: str  # boot id of the worker
+    host: str
+    dbname: str
+    user: str
+    seat: int  # the pool's own numbered seat, deleted with the slot
+    request_id: str
+    epoch: int
+    policy_generation: int
+    backend: Backend | None = None
+    pid: int = 0
+    backend_start_us: int = 0
+    abandoned: bool = False
+    terminating: bool = False
+    ticket: str = ""
+    state_since_us: int = 0  # shown, never compared
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def permit(self) -> Permit:
+        """The identity of this permit."""
+        return Permit(self.kind, self.slot, self.generation)
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Self:
+        values["kind"] = Kind(values["kind"])
+        values["state"] = SessionState(values["state"])
+        values["backend"] = backend_from(values.get("backend"))
+        return cls(**values)
+
+    def moved(self, state: SessionState, now_us: int, **changes: Any) -> Session:
+        """A copy in another state."""
+        return replace(self, state=state, state_since_us=now_us, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt(Record):
+    """What was answered to a reservation: granted (with its slot) or voided."""
+
+    name: ClassVar[str] = "receipt"
+
+    kind: Kind
+    slot: int
+    voided: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Self:
+        values["kind"] = Kind(values["kind"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker(Record):
+    """A live worker: `worker/<boot id>`, on the worker's lease."""
+
+    name: ClassVar[str] = "worker"
+
+    boot_id: str
+    index: int
+    ordinal: int
+    host: str
+    machine_id: str
+    kernel_boot_id: str
+    pid: int
+    pid_start: int  # clock ticks since boot, /proc/<pid>/stat field 22
+    cancel_address: str = ""
+    schemas: tuple[int, ...] = (SCHEMA,)
+    epochs: Mapping[str, int] = field(default_factory=dict)  # last epoch acknowledged, by database
+    registered: int = 0  # rises when a worker re-puts its key: fails every older reservation still in a pipe
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Self:
+        values["schemas"] = tuple(values.get("schemas", (SCHEMA,)))
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit(Record):
+    """`worker-exit/<boot id>`: its process was seen to end."""
+
+    name: ClassVar[str] = "worker-exit"
+
+    boot_id: str
+    how: str  # "exit code 0", "signal 9"
+    seen_by: str
+    at_us: int
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+class LedgerState(StrEnum):
+    RECOVERING = "RECOVERING"
+    ACTIVE = "ACTIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHead(Record):
+    """`ledger/<db>`: which incarnation of the ledger this is."""
+
+    name: ClassVar[str] = "ledger"
+
+    incarnation: str
+    state: LedgerState
+    tag: str  # 8 characters, in every birth tag
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Self:
+        values["state"] = LedgerState(values["state"])
+        return cls(**values)
+
+
+class EpochState(StrEnum):
+    ACTIVE = "ACTIVE"
+    DRAINING = "DRAINING"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch(Record):
+    """`epoch/<db>`: which backend the sessions of now belong to."""
+
+    name: ClassVar[str] = "epoch"
+
+    number: int
+    state: EpochState
+    backend: Backend
+    since_us: int
+    reason: str
+    drain_timeout_seconds: float = 0.0  # while DRAINING: after this the busy sessions are cancelled
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Self:
+        values["state"] = EpochState(values["state"])
+        backend = backend_from(values["backend"])
+        if backend is None:
+            raise ValueError("an epoch without a backend")
+        values["backend"] = backend
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Alias(Record):
+    """`policy/<db>/alias`: which policy generation grants."""
+
+    name: ClassVar[str] = "alias"
+
+    active: int
+    shadow: int = 0
+    takeover_fraction: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation(Record):
+    """`operator/<time-ordered id>`: who forced what, with evidence."""
+
+    name: ClassVar[str] = "operator"
+
+    who: str
+    what: str
+    evidence: str
+    at_us: int
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)

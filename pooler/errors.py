@@ -1,0 +1,103 @@
+"""One family of outcomes. Each class knows its SQLSTATE, whether a client may retry, and the exit code of a
+command that ends with it. The text says what, where and what to do; a traceback never reaches a user.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Retry(StrEnum):
+    """What a refused client may do."""
+
+    NOW = "now"
+    AFTER = "after"
+    NEVER = "never"
+    APPLICATION = "application decides"
+    LOOK_UP = "outcome unknown"
+
+
+class PoolerError(Exception):
+    """Base. `sqlstate` is what a client sees, `exit_code` what a command ends with."""
+
+    sqlstate: ClassVar[str] = "58000"
+    retry: ClassVar[Retry] = Retry.NEVER
+    exit_code: ClassVar[int] = 1
+
+
+class UsageFault(PoolerError):
+    """Wrong usage or configuration."""
+
+    exit_code = 2
+
+
+class ProtocolViolation(PoolerError):
+    """The peer broke the protocol: it is told and disconnected."""
+
+    sqlstate = "08P01"
+
+
+class LoginRefused(PoolerError):
+    """A client may not log in. `sqlstate` is an instance's own here."""
+
+    def __init__(self, message: str, sqlstate: str = "28000") -> None:
+        super().__init__(message)
+        self.code = sqlstate
+
+
+class WaitEnded(PoolerError):
+    """A wait for a session ended by its deadline."""
+
+    sqlstate = "57014"
+    retry = Retry.AFTER
+
+
+class NoPermit(PoolerError):
+    """No session permit and none to be had in time."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+
+
+class QueueFull(PoolerError):
+    """The class queue is at its limit."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+
+
+class TooManyClients(PoolerError):
+    """A client limit is reached."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+
+
+class NotServing(PoolerError):
+    """Draining, paused without a wait, or no backend yet."""
+
+    sqlstate = "57P03"
+    retry = Retry.AFTER
+
+
+class BackendLost(PoolerError):
+    """The server went away before anything was sent, or in a transaction that was not being committed."""
+
+    sqlstate = "08006"
+    retry = Retry.APPLICATION
+
+
+class OutcomeUnknown(PoolerError):
+    """The server went away while a COMMIT was unanswered."""
+
+    sqlstate = "08007"
+    retry = Retry.LOOK_UP
+
+
+class PermitLost(PoolerError):
+    """The ledger no longer has the permit of a session that this worker holds."""
+
+
+class FleetUnreachable(PoolerError):
+    """A command could not reach the fleet or its ledger."""

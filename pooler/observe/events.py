@@ -1,0 +1,37 @@
+"""Names of log events: an API that operators and tests match on. `noun_happened`, one per fact."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Event(StrEnum):
+    """Every event name; docs list them from here."""
+
+    FLEET_STARTED = "fleet_started"
+    FLEET_STOPPING = "fleet_stopping"
+    FLEET_STOPPED = "fleet_stopped"
+    PROCESS_STARTED = "process_started"
+    PROCESS_EXITED = "process_exited"
+    PROCESS_KEPT_DOWN = "process_kept_down"
+    CONFIG_RELOADED = "config_reloaded"
+    CONFIG_REFUSED = "config_refused"
+    WORKER_READY = "worker_ready"
+    WORKER_DRAINING = "worker_draining"
+    CLIENT_LOGGED_IN = "client_logged_in"
+    CLIENT_REFUSED = "client_refused"
+    CLIENT_CLOSED = "client_closed"
+    SESSION_PERMIT_RESERVED = "session_permit_reserved"
+    SESSION_OPENED = "session_opened"
+    SESSION_OPEN_FAILED = "session_open_failed"
+    SESSION_CLOSED = "session_closed"
+    SESSION_LOST = "session_lost"
+    SESSION_PERMIT_GONE = "session_permit_gone"
+    SESSION_REASSERTED = "session_reasserted"
+    LINK_UP = "link_up"
+    LINK_LOST = "link_lost"
+    EPOCH_CHANGED = "epoch_changed"
+    LEDGER_UNREACHABLE = "ledger_unreachable"
+    LEDGER_REACHABLE = "ledger_reachable"
+    COMMAND_ISSUED = "command_issued"
+    SOMETHING_FAILED = "something_failed"
