@@ -1,0 +1,62 @@
+"""The config of a fleet, as everybody imports it: models, `load`, `find_config`, `coordinator_spec`."""
+
+from __future__ import annotations
+
+from pooler.settings_load import (
+    ConfigFaults,
+    Fault,
+    coordinator_spec,
+    find_config,
+    load,
+    warnings_of,
+)
+from pooler.settings_models import (
+    AdminSettings,
+    AuthSettings,
+    DatabaseSettings,
+    EtcdSettings,
+    FailoverSettings,
+    FleetSettings,
+    HttpSettings,
+    LogSettings,
+    MonitorSettings,
+    PoolMode,
+    PoolSettings,
+    Role,
+    ServiceSettings,
+    Settings,
+    Strict,
+    TenantMatch,
+    TenantSettings,
+    TlsSettings,
+)
+from pooler.settings_units import Address, PolicyFile
+
+__all__ = [
+    "Address",
+    "AdminSettings",
+    "AuthSettings",
+    "ConfigFaults",
+    "DatabaseSettings",
+    "EtcdSettings",
+    "FailoverSettings",
+    "Fault",
+    "FleetSettings",
+    "HttpSettings",
+    "LogSettings",
+    "MonitorSettings",
+    "PolicyFile",
+    "PoolMode",
+    "PoolSettings",
+    "Role",
+    "ServiceSettings",
+    "Settings",
+    "Strict",
+    "TenantMatch",
+    "TenantSettings",
+    "TlsSettings",
+    "coordinator_spec",
+    "find_config",
+    "load",
+    "warnings_of",
+]

@@ -1,0 +1,294 @@
+"""The YAML config as strict frozen models.
+
+Field names carry their unit, YAML keys do not (`query_wait_timeout` sets `query_wait_timeout_seconds`); names
+and defaults are PgBouncer's where it has one, and every number is fleet-wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+from pooler.settings_host import WORKERS_MAX, default_run_dir, default_workers
+from pooler.settings_units import (
+    Address,
+    Bytes,
+    HostPort,
+    HostPorts,
+    Networks,
+    PathValue,
+    PolicyFile,
+    PolicyValue,
+    ReadableFile,
+    Seconds,
+    Secret,
+    Strings,
+    as_tuple,
+)
+
+PoolMode = Literal["session", "transaction", "statement"]
+Role = Literal["write", "read", "offline"]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Strict(BaseModel):
+    """No unknown keys, no coercion, no change after load."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class FleetSettings(Strict):
+    """The processes of this host."""
+
+    name: str = Field(pattern=r"^[a-z0-9-]{1,24}$")
+    workers: int = Field(default_factory=default_workers, ge=1, le=WORKERS_MAX)
+    listen: HostPorts = Field((Address("127.0.0.1", 6432),), min_length=1)
+    worker_host: str | None = Field(None, description="where workers listen; default: the host of `listen`")
+    listen_backlog: int = Field(128, ge=1, le=65535)
+    listen_proxy: bool = False
+    run_dir: PathValue = Field(default_factory=default_run_dir)
+    proxy_protocol_from: Networks = ()
+    unix_socket_dir: PathValue | None = None
+    unix_socket_mode: int = Field(0o777, ge=0, le=0o777)
+    drain_timeout_seconds: Seconds = Field(60.0, alias="drain_timeout")
+    drain_notice_seconds: Seconds = Field(3.0, alias="drain_notice")
+
+    @property
+    def host_for_workers(self) -> str:
+        """The host each worker's own ports are on."""
+        return self.worker_host if self.worker_host is not None else self.listen[0].host
+
+
+class ServiceSettings(Strict):
+    """Worker i listens on `worker_ports` + i; the port a client came in by is its service."""
+
+    worker_ports: Port
+    database_role: Role
+    pool_mode: PoolMode | None = None
+    haproxy_port: Port | None = None
+
+
+class TlsSettings(Strict):
+    """Files in PEM."""
+
+    ca: ReadableFile | None = None
+    cert: ReadableFile | None = None
+    key: ReadableFile | None = None
+
+
+class EtcdSettings(Strict):
+    """Where the ledger is: endpoints, or one of our own with `etcd: embedded`."""
+
+    embedded: bool = False
+    endpoints: HostPorts = ()
+    prefix: str = Field("pooler", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    lease_ttl_seconds: Seconds = Field(5.0, alias="lease_ttl", ge=1, le=600)
+    tls: TlsSettings = Field(default_factory=TlsSettings)
+    user: str | None = None
+    password: Secret | None = None
+    data_dir: PathValue | None = None
+
+
+class MonitorSettings(Strict):
+    """The role that looks at the server (pg_monitor)."""
+
+    user: str = Field(min_length=1)
+    password: Secret | None = None
+
+
+class DatabaseSettings(Strict):
+    """One name clients may ask for. What is unset here comes from `pool`."""
+
+    hosts: HostPorts = Field(min_length=1)
+    policy: PolicyValue
+    dbname: str | None = Field(None, min_length=1, description="at the server; default: the entry's own name")
+    role: Role = "write"
+    pool_mode: PoolMode | None = None
+    monitor: MonitorSettings | None = None
+    max_replica_lag_seconds: Seconds | None = Field(None, alias="max_replica_lag")
+    user: str | None = Field(None, min_length=1, description="forced server user")
+    password: Secret | None = None
+    pool_size: int | None = Field(None, ge=1)
+    min_pool_size: Count | None = None
+    reserve_pool_size: Count | None = None
+    query_wait_timeout_seconds: Seconds | None = Field(None, alias="query_wait_timeout")
+    server_lifetime_seconds: Seconds | None = Field(None, alias="server_lifetime")
+    connect_query: str | None = None
+
+    @property
+    def ledger(self) -> str:
+        """The ledger's `db`: the policy's `database`."""
+        return self.policy.database
+
+
+class FailoverSettings(Strict):
+    """What happens when a backend goes."""
+
+    detect: Literal["none", "patroni"] = "none"
+    patroni: Strings = ()
+    drain_timeout_seconds: Seconds = Field(30.0, alias="drain_timeout")
+    on_ledger_loss: Literal["serve", "stop"] = "serve"
+    reconcile: Literal["observe", "terminate"] = "observe"
+    unknown_terminate_after_seconds: Seconds = Field(60.0, alias="unknown_terminate_after")
+    fence_command: str | None = None
+    node_identity: Literal["node", "provider"] = "node"
+    server_eof_is_proof: Literal["auto", True, False] = "auto"
+
+
+class AuthSettings(Strict):
+    """How clients log in."""
+
+    type: Literal["trust", "md5", "scram-sha-256"] = "scram-sha-256"
+    file: ReadableFile | None = None
+
+
+class PoolSettings(Strict):
+    """PgBouncer's names and defaults; 0 turns a time-out off."""
+
+    pool_mode: PoolMode = "transaction"
+    default_pool_size: int = Field(20, ge=1)
+    min_pool_size: Count = 0
+    reserve_pool_size: Count = 0
+    max_client_conn: int = Field(100, ge=1)
+    max_prepared_statements: Count = 200
+    query_wait_timeout_seconds: Seconds = Field(120.0, alias="query_wait_timeout")
+    query_timeout_seconds: Seconds = Field(0.0, alias="query_timeout")
+    idle_transaction_timeout_seconds: Seconds = Field(0.0, alias="idle_transaction_timeout")
+    client_idle_timeout_seconds: Seconds = Field(0.0, alias="client_idle_timeout")
+    client_login_timeout_seconds: Seconds = Field(60.0, alias="client_login_timeout")
+    cancel_wait_timeout_seconds: Seconds = Field(10.0, alias="cancel_wait_timeout")
+    server_connect_timeout_seconds: Seconds = Field(15.0, alias="server_connect_timeout")
+    server_login_retry_seconds: Seconds = Field(15.0, alias="server_login_retry")
+    server_idle_timeout_seconds: Seconds = Field(600.0, alias="server_idle_timeout")
+    server_lifetime_seconds: Seconds = Field(3600.0, alias="server_lifetime")
+    server_reset_query: str = "DISCARD ALL"
+    server_reset_query_always: bool = False
+    server_check_query: str = ""
+    server_check_delay_seconds: Seconds = Field(30.0, alias="server_check_delay")
+    session_state: Literal["clean", "pin", "reject", "allow", "warn"] = "clean"
+    session_state_functions: Strings = ()
+    max_pinned: Count = 10
+    track_extra_parameters: Strings = ("IntervalStyle",)
+    ignore_startup_parameters: Strings = ()
+    pkt_buf_bytes: Bytes = Field(65_536, alias="pkt_buf", ge=4096, le=16 * 1024 * 1024)
+    tcp_keepalive: bool = True
+    tcp_keepcnt: Count = 0
+    tcp_keepidle_seconds: Seconds = Field(0.0, alias="tcp_keepidle")
+    tcp_keepintvl_seconds: Seconds = Field(0.0, alias="tcp_keepintvl")
+
+
+class TenantMatch(Strict):
+    """All that is given must match; patterns as of a shell."""
+
+    user: str | None = None
+    database: str | None = None
+    application_name: str | None = None
+    client_address: str | None = None
+
+
+class TenantSettings(Strict):
+    """First match wins."""
+
+    match: TenantMatch
+    tenant: str | None = Field(None, min_length=1)
+    class_name: str | None = Field(None, alias="class", min_length=1)
+
+
+class AdminSettings(Strict):
+    """Who may use the console."""
+
+    users: Strings = ()
+    stats_users: Strings = ()
+
+
+class HttpSettings(Strict):
+    """Health, metrics and agent ports; each worker at its base + i."""
+
+    listen: HostPort = Address("127.0.0.1", 9180)
+    worker_ports: Port = 9600
+    agent_ports: Port = 9700
+    token: Secret | None = None
+
+
+class LogSettings(Strict):
+    format: Literal["json", "console"] = "json"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    queries: bool = False
+
+
+def _etcd(value: object) -> object:
+    if value == "embedded":
+        return {"embedded": True}
+    return value
+
+
+class Settings(Strict):
+    """A whole config file, resolved: absolute paths, secrets read, policies read."""
+
+    fleet: FleetSettings
+    services: dict[str, ServiceSettings] = Field(default_factory=dict)
+    etcd: Annotated[EtcdSettings, BeforeValidator(_etcd)]
+    databases: dict[str, DatabaseSettings] = Field(min_length=1)
+    failover: FailoverSettings = FailoverSettings.model_validate({})
+    auth: AuthSettings = Field(default_factory=AuthSettings)
+    pool: PoolSettings = PoolSettings.model_validate({})
+    tenants: Annotated[tuple[TenantSettings, ...], BeforeValidator(as_tuple)] = ()
+    admin: AdminSettings = Field(default_factory=AdminSettings)
+    http: HttpSettings = Field(default_factory=HttpSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
+
+    @property
+    def coordinator_socket(self) -> Path:
+        return self.fleet.run_dir / "coordinator.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.fleet.run_dir / "control.sock"
+
+    def pool_size(self, name: str) -> int:
+        """Server sessions of one pool of database `name`, over the whole fleet."""
+        return self.databases[name].pool_size or self.pool.default_pool_size
+
+    def pool_mode(self, name: str, service: str | None = None) -> PoolMode:
+        """The service's mode if it names one, else the database's, else the pool's."""
+        served = self.services[service].pool_mode if service is not None else None
+        return served or self.databases[name].pool_mode or self.pool.pool_mode
+
+    def database_for(self, name: str, service: str | None) -> str | None:
+        """The `databases` entry a client asking for `name` gets: by name on the shared port (None), and on a
+        service's port the entry of that service's role with this dbname. None if there is none."""
+        if service is None:
+            return name if name in self.databases else None
+        role = self.services[service].database_role
+        fitting = [n for n, d in self.databases.items() if d.role == role and name in (n, d.dbname or n)]
+        return name if name in fitting else (fitting[0] if fitting else None)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain values for the link, secrets in clear: never to a file, a log or a command line."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+    @classmethod
+    def from_wire(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of to_wire(); reads nothing from disk or environment."""
+        return cls.model_validate(dict(values), context={"resolved": True})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return {field.alias or name: _plain(getattr(value, name)) for name, field in fields.items()}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, PolicyFile):
+        return {"path": str(value.path), "text": value.text, "database": value.database}
+    return str(value) if isinstance(value, Path | Address) else value
+
