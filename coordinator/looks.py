@@ -1,0 +1,247 @@
+"""The coordinator's own eyes at the servers: one connection at a time to each node, one statement a look.
+
+A look is sent outside any transaction block, where the list of sessions is not frozen. psycopg runs in a
+worker thread that may be abandoned; time limits at the server and at the socket end it then.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import psycopg
+import trio
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import tuple_row
+
+from coordinator.ledger.proofs import Look, Row
+from coordinator.ledger.record import Backend
+from coordinator.spec import Monitor
+
+CONNECT_TIMEOUT_SECONDS = 5
+STATEMENT_TIMEOUT_SECONDS = 5
+LOOK_TIMEOUT_SECONDS = 12.0
+CLOSE_TIMEOUT_SECONDS = 2
+
+# One statement, so one moment: who answers, whether this role may see everybody, everybody, and the pids of
+# those that are starting and have no name yet (pg_locks shows their virtualxid before they have a row).
+_LOOK_SQL = """
+SELECT host(inet_server_addr()),
+       (SELECT system_identifier::text FROM pg_control_system()),
+       CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
+            ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int END,
+       round(extract(epoch FROM pg_postmaster_start_time())::numeric * 1000000)::bigint,
+       pg_is_in_recovery(),
+       pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
+       (SELECT setting::int FROM pg_settings WHERE name = 'authentication_timeout'),
+       (SELECT setting::int FROM pg_settings WHERE name = 'max_connections'),
+       (SELECT coalesce(json_agg(json_build_array(
+                   pid, round(extract(epoch FROM backend_start)::numeric * 1000000)::bigint, usename, datname,
+                   application_name, state, backend_type, host(client_addr))), '[]')
+          FROM pg_stat_activity WHERE pid <> pg_backend_pid()),
+       (SELECT coalesce(json_agg(DISTINCT pid), '[]') FROM pg_locks
+         WHERE virtualxid IS NOT NULL AND pid <> pg_backend_pid()
+           AND pid NOT IN (SELECT pid FROM pg_stat_activity))
+"""
+_TERMINATE_SQL = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE pid = %s AND round(extract(epoch FROM backend_start)::numeric * 1000000)::bigint = %s
+"""
+
+
+class LookFailed(Exception):
+    """The node could not be looked at: says where and why, without any secret."""
+
+
+class Eyes(Protocol):
+    """What reconciliation needs of a looker; tests give it one of their own."""
+
+    async def look(self, address: str, *, fresh: bool = False) -> Look:
+        """What the server at `address` (host:port) shows. `fresh`: over a connection opened for this look.
+
+        Raises LookFailed.
+        """
+        ...
+
+    async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
+        """pg_terminate_backend for exactly that session, as one statement. Raises LookFailed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How to get in at a node."""
+
+    monitor: Monitor
+    dbname: str
+    application_name: str
+
+
+class _Node:
+    """One node's connection, used by one thread at a time. Its thread closes it when it was abandoned."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.connection: psycopg.Connection[Any] | None = None
+        self.abandoned = False
+
+    def execute(
+        self, address: str, door: Door, sql: str, params: tuple[object, ...]
+    ) -> tuple[Any, ...] | None:
+        """Connects if need be; runs in a thread."""
+        try:
+            if self.connection is None:
+                self.connection = _connect(address, door)
+            cursor = self.connection.cursor(row_factory=tuple_row)
+            return cursor.execute(sql, params or None).fetchone()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if self.abandoned:
+                self.close()
+
+    def close(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+
+class Looker:
+    """Looks at servers with the monitor's login, over one connection to each node."""
+
+    def __init__(
+        self, door: Callable[[str], Door], *, provider_identity: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._door = door
+        self._provider = provider_identity
+        self._clock = clock
+        self._nodes: dict[str, _Node] = {}
+        self._locks: dict[str, trio.Lock] = {}
+        self._starts: dict[str, int] = {}  # the latest postmaster start seen, by address
+        self._opened = 0
+
+    async def look(self, address: str, *, fresh: bool = False) -> Look:
+        """See Eyes.look."""
+        async with self._locks.setdefault(address, trio.Lock()):
+            if fresh:
+                await self._drop(address)
+            at_us = int(self._clock() * 1_000_000)
+            row = await self._execute(address, _LOOK_SQL)
+            if row is None:
+                raise LookFailed(f"{address}: no answer to the look")
+            return self._seen(address, at_us, row)
+
+    async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
+        """See Eyes.terminate."""
+        async with self._locks.setdefault(address, trio.Lock()):
+            row = await self._execute(address, _TERMINATE_SQL, pid, backend_start_us)
+            return bool(row and row[0])
+
+    async def close(self, *addresses: str) -> None:
+        """Gives the connections to these nodes (none named: to all) back."""
+        for address in addresses or tuple(self._nodes):
+            async with self._locks.setdefault(address, trio.Lock()):
+                await self._drop(address)
+
+    async def _execute(self, address: str, sql: str, *params: object) -> tuple[Any, ...] | None:
+        door = self._door(address)  # raises LookFailed where nobody may log in
+        for attempt in (1, 2):  # a kept connection may have died since: then once more over a new one
+            kept = address in self._nodes
+            node = self._nodes.get(address) or self._new_node(address)
+            try:
+                with trio.fail_after(LOOK_TIMEOUT_SECONDS):
+                    return await trio.to_thread.run_sync(
+                        node.execute, address, door, sql, params, abandon_on_cancel=True)
+            except (psycopg.Error, OSError) as failed:
+                self._nodes.pop(address, None)
+                if attempt == 2 or not kept or not isinstance(failed, psycopg.OperationalError):
+                    raise LookFailed(f"{address}: {_one_line(failed)}") from None
+            except trio.TooSlowError:
+                self._abandon(address)
+                raise LookFailed(f"{address}: no answer within {LOOK_TIMEOUT_SECONDS:g} s") from None
+            except trio.Cancelled:
+                self._abandon(address)
+                raise
+        raise AssertionError("the second attempt returns or raises")
+
+    def _new_node(self, address: str) -> _Node:
+        self._opened += 1
+        node = self._nodes[address] = _Node(self._opened)
+        return node
+
+    def _abandon(self, address: str) -> None:
+        """Its thread may still be at work: it closes the connection itself when it ends."""
+        node = self._nodes.pop(address, None)
+        if node is not None:
+            node.abandoned = True
+
+    async def _drop(self, address: str) -> None:
+        node = self._nodes.pop(address, None)
+        if node is not None:
+            with trio.move_on_after(CLOSE_TIMEOUT_SECONDS, shield=True):
+                await trio.to_thread.run_sync(node.close, abandon_on_cancel=True)
+
+    def _seen(self, address: str, at_us: int, row: tuple[Any, ...]) -> Look:
+        server, system, timeline, start_us, recovery, all_stats, auth_timeout, most, rows, nameless = row
+        node = self._nodes[address]
+        local, right = _ends(node.connection, server)
+        latest = self._starts.get(address, 0)
+        self._starts[address] = max(latest, start_us)
+        named = tuple(_row(each) for each in rows)
+        starting = {each.pid for each in named if each.state == "starting"}
+        return Look(
+            backend=Backend(address, system, timeline, start_us, recovery),
+            may_see_all=all_stats,
+            is_node=self._provider or (right and start_us >= latest),
+            rows=named,
+            anonymous=frozenset(nameless) | starting,
+            at_us=at_us,
+            connection=node.number,
+            authentication_timeout_seconds=float(auth_timeout),
+            is_local=local,
+            max_connections=most,
+        )
+
+
+def _connect(address: str, door: Door) -> psycopg.Connection[Any]:
+    host, port = split_address(address)
+    conninfo = make_conninfo(
+        host=host, port=port, user=door.monitor.user, password=door.monitor.password, dbname=door.dbname,
+        application_name=door.application_name, connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        options=f"-c statement_timeout={STATEMENT_TIMEOUT_SECONDS}s",
+        tcp_user_timeout=STATEMENT_TIMEOUT_SECONDS * 2000, keepalives_idle=5, keepalives_interval=2,
+        keepalives_count=3,
+    )
+    return psycopg.connect(conninfo, autocommit=True)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of host:port; the host may be in brackets or a directory of a unix socket."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _ends(connection: psycopg.Connection[Any] | None, server: str | None) -> tuple[bool, bool]:
+    """(whether it is local, whether the server that answered has the address that was dialled)."""
+    if server is None:
+        return True, True  # a unix socket
+    dialled = connection.info.hostaddr if connection is not None else ""
+    try:
+        here, there = ipaddress.ip_address(dialled), ipaddress.ip_address(server)
+    except ValueError:
+        return False, False
+    return here.is_loopback, here == there
+
+
+def _row(values: list[Any]) -> Row:
+    pid, start_us, user, dbname, name, state, backend_type, client = values
+    return Row(pid, start_us, user, dbname, name or "", state, backend_type, client)
+
+
+def _one_line(failed: BaseException) -> str:
+    return " ".join(str(failed).split()) or type(failed).__name__

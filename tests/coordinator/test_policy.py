@@ -1,0 +1,105 @@
+"""The policy document: the shortest one is valid, every fault is named at once with its numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.policy import (
+    PolicyRefused,
+    decode_policy,
+    encode_policy,
+    load_policy,
+    parse_duration,
+    parse_policy,
+)
+
+DOCUMENT = """
+schema: dbAdmissionPolicy.v1
+database: orders-primary/write
+generation: 27
+serverSessionPermits: 180
+adminReserve: 12
+executionClasses:
+  interactive: {permits: 130, maxQueue: 800}
+  batch: {permits: 50, maxQueue: 100}
+fairness: weighted-deficit-v2
+"""
+
+
+def test_the_short_document_is_valid_and_gets_its_defaults() -> None:
+    policy, _ = load_policy(DOCUMENT)
+    interactive = policy.classes["interactive"]
+    assert (policy.server_session_permits, policy.failover_permits) == (180, 18)
+    assert policy.pool_mode == "transaction"
+    assert (policy.hard_connection_limit, policy.reserve_permits, policy.other_clients) == (None, 0, 0)
+    assert (interactive.queue_deadline_seconds, interactive.max_wait_seconds) == (10.0, 10.0)
+    assert (interactive.aging_limit_seconds, interactive.max_lend) == (5.0, 65)
+    assert (interactive.wait_budget_p99_seconds, interactive.transaction_limit_seconds) == (0.1, 300.0)
+    assert (interactive.loan_ttl_seconds, interactive.lend_stop_after_seconds) == (5.0, 0.02)
+
+
+def test_what_is_stored_reads_back_as_the_same_policy() -> None:
+    policy, document = load_policy(DOCUMENT)
+    assert decode_policy(encode_policy(document)) == policy
+
+
+def test_every_fault_is_named_at_once_with_its_path() -> None:
+    with pytest.raises(PolicyRefused) as refused:
+        load_policy(
+            """
+schema: dbAdmissionPolicy.v2
+database: ""
+generation: 0
+serverSessionPermitz: 10
+adminReserve: many
+executionClasses:
+  batch: {permits: 5, maxQueue: 10, queueDeadline: 10, bucket: {rate: -1, burst: 2, mode: drop}}
+tenants: {acme: {weight: 0}}
+fairness: fifo
+poolMode: tx
+"""
+        )
+    text = "\n".join(refused.value.faults)
+    for part in (
+        "schema: 'dbAdmissionPolicy.v2' is not one of", "database: ''", "generation: 0 is not between 1",
+        "serverSessionPermits: is missing", "adminReserve: 'many' is not a whole number",
+        "serverSessionPermitz: is not a field; did you mean serverSessionPermits?",
+        "executionClasses.batch.queueDeadline: 10 is not a duration",
+        "executionClasses.batch.bucket.rate: -1",
+        "executionClasses.batch.bucket.mode: 'drop'", "tenants.acme.weight: 0", "fairness: 'fifo'",
+        "poolMode: 'tx'",
+    ):
+        assert part in text
+    assert len(refused.value.faults) == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "numbers"),
+    [
+        ({"serverSessionPermits": 170}, ("180", "170")),
+        ({"hardConnectionLimit": 190}, ("192", "190")),
+        ({"failoverPermits": 181}, ("181", "180")),
+        ({"tenants": {"a": {"inflight": 131}}}, ("131", "130")),
+        ({"executionClasses": {"x": {"permits": 3, "maxQueue": 1, "maxLend": 4}}}, ("4", "3")),
+    ],
+)
+def test_a_contradiction_names_both_numbers(change: dict[str, object], numbers: tuple[str, str]) -> None:
+    _, document = load_policy(DOCUMENT)
+    with pytest.raises(PolicyRefused) as refused:
+        parse_policy({**document, **change})
+    assert len(refused.value.faults) == 1
+    assert all(number in refused.value.faults[0] for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10s", 10.0), ("100ms", 0.1), ("5m", 300.0), (0, 0.0), ("1.5h", 5400.0),
+                          ("10", None), (10, None), ("", None), (False, None), ("-1s", None)],
+)
+def test_a_duration_needs_its_unit(text: object, seconds: float | None) -> None:
+    assert parse_duration(text) == (seconds if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("text", ["[1]", "a: [", "", "just words"])
+def test_what_is_no_map_is_refused(text: str) -> None:
+    with pytest.raises(PolicyRefused):
+        load_policy(text)
