@@ -13,6 +13,11 @@ from coordinator.ledger.record import Kind
 SLOT_DIGITS = 6
 
 
+def only(key: str) -> tuple[str, str]:
+    """The range that holds this one key."""
+    return key, key + "\0"
+
+
 def prefix_end(prefix: str) -> str:
     """The first key after every key with this prefix (prefixes here end in '/')."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
@@ -25,9 +30,21 @@ class FleetKeys:
     prefix: str
     fleet: str
 
+    @classmethod
+    def under(cls, root: str) -> FleetKeys:
+        """The fleet whose root this is."""
+        prefix, _, fleet = root.strip("/").rpartition("/")
+        return cls(prefix, fleet)
+
     @property
     def root(self) -> str:
         return f"/{self.prefix}/{self.fleet}/"
+
+    def workers(self) -> str:
+        return self.root + "worker/"
+
+    def worker_exits(self) -> str:
+        return self.root + "worker-exit/"
 
     def leader(self) -> str:
         return self.root + "leader"
@@ -62,6 +79,12 @@ class DbKeys:
     def database(self) -> str:
         return unquote(self.db)
 
+    def worker(self, boot_id: str) -> str:
+        return FleetKeys.under(self.root).worker(boot_id)
+
+    def worker_exit(self, boot_id: str) -> str:
+        return FleetKeys.under(self.root).worker_exit(boot_id)
+
     def ledger(self) -> str:
         return f"{self.root}ledger/{self.db}"
 
@@ -75,6 +98,9 @@ class DbKeys:
     def alias(self) -> str:
         return f"{self.root}policy/{self.db}/alias"
 
+    def policies(self) -> str:
+        return f"{self.root}policy/{self.db}/gen/"
+
     def policy(self, generation: int) -> str:
         return f"{self.root}policy/{self.db}/gen/{generation:0{SLOT_DIGITS}d}"
 
@@ -84,6 +110,9 @@ class DbKeys:
 
     def session(self, kind: Kind, slot: int) -> str:
         return f"{self.sessions(kind)}{slot:0{SLOT_DIGITS}d}"
+
+    def all_seats(self) -> str:
+        return f"{self.root}seat/{self.db}/"
 
     def seats(self, dbname: str, user: str) -> str:
         return f"{self.root}seat/{self.db}/{quote(dbname, safe='')}/{quote(user, safe='')}/"

@@ -133,13 +133,13 @@ class Session(Record):
 
     kind: Kind
     slot: int
-    generation: int  # 0 in the reserving txn only: readers take the receipt's create revision
+    generation: int  # 0 as the reserving txn writes it: see rules.session_of
     state: SessionState
     owner: str  # boot id of the worker
     host: str
     dbname: str
     user: str
-    seat: int  # the pool's own numbered seat, deleted with the slot
+    seat: int  # the pool's own numbered seat, deleted with the slot; -1: none (admin)
     request_id: str
     epoch: int
     policy_generation: int
@@ -178,6 +178,23 @@ class Receipt(Record):
     kind: Kind
     slot: int
     voided: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Self:
+        values["kind"] = Kind(values["kind"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat(Record):
+    """One of a pool's own numbered seats: which slot sits in it."""
+
+    name: ClassVar[str] = "seat"
+
+    kind: Kind
+    slot: int
+    request_id: str
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod

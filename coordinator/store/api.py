@@ -29,6 +29,10 @@ class StoreFull(StoreUnavailable):
     """etcd's NOSPACE alarm: puts and new leases are refused; a txn of deletes only is not."""
 
 
+class LeaseGone(StoreUnavailable):
+    """A put names a lease that does not exist (any more); nothing of its txn was carried out."""
+
+
 class Compacted(Exception):
     """A watch asked for a revision that is gone: list again, then watch from there."""
 

@@ -1,0 +1,277 @@
+"""How a session permit comes into being: one transaction over slot, seat and receipt.
+
+Pure. Everything the answer rests on is compared in the transaction itself (the owner's registration, the
+ledger's incarnation, the epoch, the active policy, the absence of receipt, slot, seat and of any slot beyond
+the policy's number), so what was read for it may be old: an old ground only makes the transaction lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from coordinator.ledger.keys import DbKeys, only, prefix_end
+from coordinator.ledger.record import (
+    Alias,
+    Epoch,
+    EpochState,
+    Kind,
+    LedgerHead,
+    LedgerState,
+    Receipt,
+    Seat,
+    Session,
+)
+from coordinator.ledger.rules import Code, Refused
+from coordinator.ledger.states import SessionState
+from coordinator.store.api import Compare, Entry, Put, Txn, absent, nothing_in, unchanged
+
+WINDOW = 64  # slots that one coordinator looks at at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """A wish for one session permit.
+
+    `request_id` makes it idempotent; `seats` is the pool's size over the whole fleet (0: no seat is taken,
+    for admin permits); `owner` is the boot id whose `worker/` key and lease stand behind it; `epoch` 0 means
+    the current one.
+    """
+
+    request_id: str
+    kind: Kind
+    dbname: str
+    user: str
+    seats: int
+    owner: str
+    host: str
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many slots of each kind a policy generation has."""
+
+    main: int
+    reserve: int = 0
+    admin: int = 0
+    replication: int = 0
+
+    def of(self, kind: Kind) -> int:
+        """Slots of this kind."""
+        count: int = getattr(self, kind.value)
+        return count
+
+
+def limits_of_policy(raw: bytes) -> Limits:
+    """The limits of a stored policy generation (a msgpack map with the policy's own field names).
+
+    Raises ValueError for what is not one.
+    """
+    policy: Mapping[str, Any] = msgpack.unpackb(raw)
+    if not isinstance(policy, dict) or not isinstance(policy.get("serverSessionPermits"), int):
+        raise ValueError("not a policy generation")
+    return Limits(
+        main=policy["serverSessionPermits"],
+        reserve=policy.get("reservePermits", 0),
+        admin=policy.get("adminReserve", 0),
+        replication=policy.get("replicationReserve", 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A run of slots, in the order in which they are tried, and the key ranges that cover it."""
+
+    slots: tuple[int, ...]
+    ranges: tuple[tuple[str, str], ...]
+
+
+def window_at(keys: DbKeys, kind: Kind, limit: int, home: int, turn: int) -> Window:
+    """The `turn`-th run of at most WINDOW slots counted from `home`; empty once round the circle."""
+    first, last = turn * WINDOW, min((turn + 1) * WINDOW, limit)
+    slots = tuple((home + i) % limit for i in range(first, last)) if first < limit else ()
+    ranges: list[tuple[str, str]] = []
+    start = 0
+    for i, slot in enumerate(slots):
+        if i + 1 == len(slots) or slots[i + 1] != slot + 1:
+            ranges.append((keys.session(kind, slots[start]), keys.session(kind, slot + 1)))
+            start = i + 1
+    return Window(slots, tuple(ranges))
+
+
+def pick(order: Sequence[int], taken: Collection[int]) -> int | None:
+    """The first number of `order` that is not taken."""
+    return next((number for number in order if number not in taken), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """What was read for one reservation. `held` and `seats` are the numbers taken."""
+
+    head: Entry | None
+    epoch: Entry | None
+    alias: Entry | None
+    worker: Entry | None
+    receipt: Entry | None
+    beyond: bool  # a slot is held that the active policy does not have
+    seats: frozenset[int]
+    held: frozenset[int]
+    limits: Limits
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A transaction that takes `session`'s slot, its seat and writes the receipt."""
+
+    txn: Txn
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The request was answered before: this receipt is the answer, nothing more is taken."""
+
+    receipt: Receipt
+    generation: int
+
+
+def grounds_reads(ask: Reserve, keys: DbKeys, limits: Limits, window: Window) -> tuple[tuple[str, str], ...]:
+    """The ranges of one reservation's grounds, in the order that `grounds_from` takes."""
+    limit = limits.of(ask.kind)
+    seats = keys.seats(ask.dbname, ask.user)
+    return (
+        only(keys.ledger()), only(keys.epoch()), only(keys.alias()), only(keys.worker(ask.owner)),
+        only(keys.receipt(ask.request_id)), beyond_range(keys, ask.kind, limit), (seats, prefix_end(seats)),
+        *window.ranges,
+    )
+
+
+def grounds_from(reads: Sequence[Sequence[Entry]], limits: Limits, window: Window) -> Grounds:
+    """The grounds out of the answers to `grounds_reads`."""
+    head, epoch, alias, worker, receipt, beyond, seats, *slots = reads
+    return Grounds(
+        head=_one(head), epoch=_one(epoch), alias=_one(alias), worker=_one(worker), receipt=_one(receipt),
+        beyond=bool(beyond), seats=_numbers(seats), held=frozenset().union(*map(_numbers, slots)),
+        limits=limits, window=window,
+    )
+
+
+def beyond_range(keys: DbKeys, kind: Kind, limit: int) -> tuple[str, str]:
+    """Every slot of the kind with a number of `limit` or more."""
+    return keys.session(kind, limit), prefix_end(keys.sessions(kind))
+
+
+def plan_reservation(
+    ask: Reserve, grounds: Grounds, keys: DbKeys, now_us: int, *,
+    home: int = 0, busy_slots: Collection[int] = (), busy_seats: Collection[int] = (),
+) -> Plan | Repeated | Refused:
+    """One transaction that reserves, or why not.
+
+    `busy_*` are numbers that other reservations of this process are about to take: they only keep two of
+    them from the same number. `home` is where the seats are counted from. A refusal is final for these
+    grounds: nothing was written.
+    """
+    if grounds.receipt is not None:
+        return _repeated(grounds.receipt)
+    base = _standing(ask, grounds)
+    if isinstance(base, Refused):
+        return base
+    worker, head, epoch_entry, alias_entry, epoch, alias = base
+    if grounds.beyond:
+        return Refused(Code.FULL, "slots beyond the policy's number are still held")
+    slot = pick(grounds.window.slots, grounds.held | set(busy_slots))
+    if slot is None:
+        return Refused(Code.FULL)
+    seat = _pick_seat(ask, grounds, home, busy_seats)
+    if seat is None:
+        return Refused(Code.SEATS_FULL)
+    session = Session(
+        kind=ask.kind, slot=slot, generation=0, state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
+        dbname=ask.dbname, user=ask.user, seat=seat, request_id=ask.request_id, epoch=epoch.number,
+        policy_generation=alias.active, backend=epoch.backend, state_since_us=now_us,
+    )
+    compares = (
+        unchanged(worker.key, worker.mod_revision), unchanged(head.key, head.mod_revision),
+        unchanged(epoch_entry.key, epoch_entry.mod_revision),
+        unchanged(alias_entry.key, alias_entry.mod_revision),
+        nothing_in(*beyond_range(keys, ask.kind, grounds.limits.of(ask.kind))),
+    )
+    reads = grounds_reads(ask, keys, grounds.limits, grounds.window)
+    return Plan(_reserving_txn(session, keys, compares, worker.lease, reads), session)
+
+
+def plan_void(ask_id: str, kind: Kind, worker: Entry, keys: DbKeys) -> Txn:
+    """Answer a request with `voided` unless it has an answer: no reservation of it can be made any more."""
+    key = keys.receipt(ask_id)
+    receipt = Receipt(kind=kind, slot=-1, voided=True)
+    return Txn(
+        (absent(key), unchanged(worker.key, worker.mod_revision)),
+        puts=(Put(key, receipt.encode(), worker.lease),),
+        reads=(only(key), only(worker.key)),
+    )
+
+
+def _reserving_txn(
+    session: Session, keys: DbKeys, compares: tuple[Compare, ...], lease: int,
+    reads: tuple[tuple[str, str], ...],
+) -> Txn:
+    slot, receipt = keys.session(session.kind, session.slot), keys.receipt(session.request_id)
+    puts = [Put(slot, session.encode()), Put(receipt, Receipt(session.kind, session.slot).encode(), lease)]
+    new = [slot, receipt]
+    if session.seat >= 0:
+        seat = keys.seat(session.dbname, session.user, session.seat)
+        puts.append(Put(seat, Seat(session.kind, session.slot, session.request_id).encode()))
+        new.append(seat)
+    return Txn((*compares, *map(absent, new)), puts=tuple(puts), reads=reads)
+
+
+def _standing(
+    ask: Reserve, grounds: Grounds
+) -> tuple[Entry, Entry, Entry, Entry, Epoch, Alias] | Refused:
+    """The keys a reservation stands on, or which of them forbids it."""
+    if grounds.head is None:
+        return Refused(Code.LEDGER_LOST, "the ledger's key is missing")
+    if LedgerHead.decode(grounds.head.value).state is not LedgerState.ACTIVE:
+        return Refused(Code.LEDGER_LOST, "the ledger is recovering")
+    if grounds.epoch is None or grounds.alias is None:
+        return Refused(Code.LEDGER_UNAVAILABLE, "no backend epoch or no policy is published")
+    if grounds.worker is None:
+        return Refused(Code.LEDGER_UNAVAILABLE, "the owner is not registered")
+    epoch, alias = Epoch.decode(grounds.epoch.value), Alias.decode(grounds.alias.value)
+    if not alias.active:
+        return Refused(Code.LEDGER_UNAVAILABLE, "no policy is active")
+    # an admin session looks at the server while it drains: it runs no transaction of a client
+    if ask.kind is not Kind.ADMIN and epoch.state is not EpochState.ACTIVE:
+        return Refused(Code.DRAINING)
+    if ask.epoch not in (0, epoch.number):
+        return Refused(Code.DRAINING, f"epoch {ask.epoch} is over")
+    return grounds.worker, grounds.head, grounds.epoch, grounds.alias, epoch, alias
+
+
+def _pick_seat(ask: Reserve, grounds: Grounds, home: int, busy: Collection[int]) -> int | None:
+    if ask.seats == 0:
+        return -1
+    taken = grounds.seats | set(busy)
+    if len(taken) >= ask.seats:
+        return None
+    return pick([(home + i) % ask.seats for i in range(ask.seats)], taken)
+
+
+def _repeated(entry: Entry) -> Repeated | Refused:
+    receipt = Receipt.decode(entry.value)
+    if receipt.voided:
+        return Refused(Code.VOIDED)
+    return Repeated(receipt, entry.create_revision)
+
+
+def _one(entries: Sequence[Entry]) -> Entry | None:
+    return entries[0] if entries else None
+
+
+def _numbers(entries: Sequence[Entry]) -> frozenset[int]:
+    return frozenset(int(entry.key.rpartition("/")[2]) for entry in entries)
