@@ -1,0 +1,283 @@
+"""Prepared statements of the extended protocol: what a client's names mean, and what a server session has.
+
+A client's name stands for a `Statement`, which is shared by every client that prepared the same text with the
+same parameter types and which has one name on every server session of this worker. Nothing here sends
+anything; the functions at the end read and rewrite the bytes of single messages (protocol chapter 55.7,
+"Message Formats"). Names of statements are never used twice, so a stale one can only be missing, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from struct import Struct
+
+from pooler.errors import PoolerError, ProtocolViolation
+from pooler.wire.session_state import residue_of_text
+
+SERVER_NAME_PREFIX = b"pooler_"
+_LENGTH = Struct(">I")
+
+
+class TooManyStatements(PoolerError):
+    """A client has more names, or the worker more text, than the limit allows."""
+
+    sqlstate = "53400"
+
+
+class Statement:
+    """One text with its parameter types. `body` is what follows the name in Parse, `uses` the names for it.
+
+    `residue` is what executing the text may leave behind on a session (see `session_state`): it is found once
+    here and not again at each Bind.
+    """
+
+    __slots__ = ("body", "residue", "server_name", "uses")
+
+    def __init__(self, server_name: bytes, body: bytes) -> None:
+        self.server_name = server_name
+        self.body = body
+        self.residue = residue_of_text(body.partition(b"\0")[0])
+        self.uses = 0
+
+    def __repr__(self) -> str:
+        return f"<Statement {self.server_name.decode()} {self.uses} uses>"
+
+
+class Statements:
+    """Every statement that some client of this worker has a name for, by its body.
+
+    A statement without a name stays for `spare_max` others, because a server session may still have it: a
+    client that comes back with the same text then finds it prepared. The text of all together stays below
+    `bytes_max`.
+    """
+
+    __slots__ = ("_by_body", "_bytes", "_bytes_max", "_next", "_spare", "_spare_max")
+
+    def __init__(self, *, spare_max: int = 1000, bytes_max: int = 256 * 1024 * 1024) -> None:
+        self._by_body: dict[bytes, Statement] = {}
+        self._spare: dict[Statement, None] = {}
+        self._spare_max = spare_max
+        self._bytes = 0
+        self._bytes_max = bytes_max
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._by_body)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of text kept, each text once."""
+        return self._bytes
+
+    def intern(self, body: bytes) -> Statement:
+        """The statement of this body, with one use more. Raises TooManyStatements, ProtocolViolation."""
+        statement = self._by_body.get(body)
+        if statement is None:
+            statement = self._make(body)
+        elif statement.uses == 0:
+            del self._spare[statement]
+        statement.uses += 1
+        return statement
+
+    def release(self, statement: Statement) -> None:
+        """One use less."""
+        assert statement.uses > 0
+        statement.uses -= 1
+        if statement.uses == 0:
+            self._spare[statement] = None
+            if len(self._spare) > self._spare_max:
+                self._drop_oldest_spare()
+
+    def _make(self, body: bytes) -> Statement:
+        if 0 not in body:
+            raise ProtocolViolation("invalid Parse message")
+        while self._bytes + len(body) > self._bytes_max and self._spare:
+            self._drop_oldest_spare()
+        if self._bytes + len(body) > self._bytes_max:
+            raise TooManyStatements("the pooler keeps too much text of prepared statements")
+        statement = Statement(SERVER_NAME_PREFIX + b"%d" % self._next, body)
+        self._next += 1
+        self._bytes += len(body)
+        self._by_body[body] = statement
+        return statement
+
+    def _drop_oldest_spare(self) -> None:
+        oldest = next(iter(self._spare))
+        del self._spare[oldest]
+        del self._by_body[oldest.body]
+        self._bytes -= len(oldest.body)
+
+
+class ClientStatements:
+    """What one client's names mean, the unnamed statement (b"") included."""
+
+    __slots__ = ("_names", "_names_max", "_statements")
+
+    def __init__(self, statements: Statements, *, names_max: int = 10_000) -> None:
+        self._statements = statements
+        self._names: dict[bytes, Statement] = {}
+        self._names_max = names_max
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: bytes, body: bytes) -> Statement | None:
+        """Let a name mean a body; None if the name is taken (42P05; the unnamed one is replaced instead).
+
+        Raises TooManyStatements at the limit of names or text.
+        """
+        names = self._names
+        old = names.get(name)
+        if old is not None:
+            if name:
+                return None
+            if old.body == body:
+                return old
+        elif len(names) >= self._names_max:
+            raise TooManyStatements(f"a client may have {self._names_max} prepared statements")
+        statement = self._statements.intern(body)
+        names[name] = statement
+        if old is not None:
+            self._statements.release(old)
+        return statement
+
+    def get(self, name: bytes) -> Statement | None:
+        """What the name means, None if nothing (26000)."""
+        return self._names.get(name)
+
+    def close(self, name: bytes) -> None:
+        """Forget a name; a name that means nothing is no error."""
+        statement = self._names.pop(name, None)
+        if statement is not None:
+            self._statements.release(statement)
+
+    def clear(self) -> None:
+        """Forget every name: DEALLOCATE ALL, DISCARD ALL, or the client has left."""
+        release = self._statements.release
+        for statement in self._names.values():
+            release(statement)
+        self._names.clear()
+
+
+class SessionStatements:
+    """What one server session has prepared under server names, least recently used first.
+
+    `unnamed` is the statement whose text the session's unnamed statement is now; a simple Query destroys that
+    one, so whoever sends a Query sets it to None. The order is that of what was sent, not of what was
+    answered: what the server then skipped after an error is put right with `remove` (a Parse) and `restore`
+    (a Close).
+    """
+
+    __slots__ = ("_held", "limit", "unnamed")
+
+    def __init__(self, limit: int) -> None:
+        self._held: OrderedDict[Statement, None] = OrderedDict()
+        self.limit = limit
+        self.unnamed: Statement | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, statement: Statement) -> bool:
+        return statement in self._held
+
+    def touch(self, statement: Statement) -> bool:
+        """Mark as just used; False if the session does not have it."""
+        try:
+            self._held.move_to_end(statement)
+        except KeyError:
+            return False
+        return True
+
+    def add(self, statement: Statement) -> list[Statement]:
+        """A Parse for it is being sent. Returns what to Close first so that the limit holds.
+
+        Precondition: the session does not have it.
+        """
+        assert statement not in self._held
+        evicted: list[Statement] = []
+        while len(self._held) >= max(self.limit, 1):
+            evicted.append(self._held.popitem(last=False)[0])
+        self._held[statement] = None
+        return evicted
+
+    def remove(self, statement: Statement) -> None:
+        """The session does not have it: its Parse failed or was skipped, or it was closed."""
+        self._held.pop(statement, None)
+        if self.unnamed is statement:
+            self.unnamed = None
+
+    def restore(self, statement: Statement) -> None:
+        """The session still has it after all: the Close was skipped. It is the first to go next time."""
+        self._held[statement] = None
+        self._held.move_to_end(statement, last=False)
+
+    def clear(self) -> None:
+        """The session has none: after DISCARD ALL or DEALLOCATE ALL."""
+        self._held.clear()
+        self.unnamed = None
+
+
+def parse_name_body(data: bytes, at: int = 0) -> tuple[bytes, bytes]:
+    """Name and body of a Parse whose contents begin at `at` (5 if the header is there).
+
+    Raises ProtocolViolation.
+    """
+    end = data.find(0, at)
+    if end < 0 or data.find(0, end + 1) < 0:
+        raise ProtocolViolation("invalid Parse message")
+    return data[at:end], data[end + 1 :]
+
+
+def bind_names(data: bytes, at: int = 0) -> tuple[bytes, bytes, int]:
+    """Portal and statement name of a Bind whose contents begin at `at`, and the offset of what follows.
+
+    Raises ProtocolViolation if a name does not end in these bytes.
+    """
+    portal_end = data.find(0, at)
+    name_end = data.find(0, portal_end + 1)
+    if portal_end < 0 or name_end < 0:
+        raise ProtocolViolation("invalid Bind message")
+    return data[at:portal_end], data[portal_end + 1 : name_end], name_end + 1
+
+
+def describe_target(data: bytes, at: int = 0) -> tuple[bytes, bytes]:
+    """Kind (b"S" statement, b"P" portal) and name that a Describe or Close is about.
+
+    Raises ProtocolViolation.
+    """
+    kind = data[at : at + 1]
+    end = data.find(0, at + 1)
+    if end < 0 or kind not in (b"S", b"P"):
+        raise ProtocolViolation("invalid Describe or Close message")
+    return kind, data[at + 1 : end]
+
+
+def rewrite_bind(message: bytes, new_name: bytes) -> bytes:
+    """The Bind with another statement name. `message` begins with the header and may lack its tail.
+
+    Raises ProtocolViolation if a name does not end in these bytes.
+    """
+    portal_end = message.find(0, 5)
+    name_end = message.find(0, portal_end + 1)
+    if portal_end < 0 or name_end < 0:
+        raise ProtocolViolation("invalid Bind message")
+    length = _LENGTH.unpack_from(message, 1)[0] + len(new_name) - (name_end - portal_end - 1)
+    return b"B%b%b%b%b" % (_LENGTH.pack(length), message[5 : portal_end + 1], new_name, message[name_end:])
+
+
+def parse_message(statement: Statement, name: bytes | None = None) -> bytes:
+    """A Parse of the statement under its server name, or another (b"" for the unnamed)."""
+    if name is None:
+        name = statement.server_name
+    return b"P%b%b\0%b" % (_LENGTH.pack(5 + len(name) + len(statement.body)), name, statement.body)
+
+
+def describe_statement(name: bytes) -> bytes:
+    """A Describe of a statement."""
+    return b"D%bS%b\0" % (_LENGTH.pack(6 + len(name)), name)
+
+
+def close_statement(name: bytes) -> bytes:
+    """A Close of a statement."""
+    return b"C%bS%b\0" % (_LENGTH.pack(6 + len(name)), name)
