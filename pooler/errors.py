@@ -54,10 +54,14 @@ class WaitEnded(PoolerError):
 
 
 class NoPermit(PoolerError):
-    """No session permit and none to be had in time."""
+    """No session permit and none to be had in time. `reason`: a code of docs/link.md, or `unreachable`."""
 
     sqlstate = "53300"
     retry = Retry.AFTER
+
+    def __init__(self, message: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class QueueFull(PoolerError):

@@ -1,0 +1,36 @@
+"""What the coordinator may want of a worker: the permits' end of the link calls this. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from coordinator.ledger.record import Permit
+from pooler.pool.ledger_view import LedgerView
+
+
+class Holder(Protocol):
+    """What the worker does at the coordinator's word. Plain calls must not wait; the others are tasks."""
+
+    def holds(self, db: str, permit: Permit) -> bool:
+        """Is there a session under this permit whose socket is open?"""
+
+    def close_now(self, db: str, permit: Permit) -> None:
+        """The ledger no longer has the permit: close the socket at once, serve nobody with it."""
+
+    def terminate(self, db: str, permit: Permit) -> None:
+        """The session may not be kept: close it with proof, as soon as it can be."""
+
+    def shed(self, db: str, dbname: str, user: str, count: int) -> None:
+        """Another worker waits: close so many sessions of the pool as they fall idle."""
+
+    def ledger_changed(self, view: LedgerView) -> None:
+        """A ledger's epoch, policy or reachability changed (a lost link makes it unreachable)."""
+
+    async def cancel(self, key: bytes) -> None:
+        """A CancelRequest with one of this worker's keys came in elsewhere."""
+
+    async def show(self, what: str) -> list[Any]:
+        """This worker's rows of a SHOW."""
+
+    async def command(self, name: str, args: dict[str, Any]) -> None:
+        """This worker's part of a console command."""

@@ -1,0 +1,57 @@
+"""What a worker last heard of one database's ledger. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from coordinator.ledger.record import Backend, EpochState, LedgerState, backend_from
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """One `ledger` notification. `reachable` is false, too, while the worker has no link."""
+
+    db: str
+    tag: str = ""
+    state: str = ""
+    reachable: bool = False
+    epoch: int = 0
+    epoch_state: str = ""
+    address: str = ""  # host:port, or the directory and port of a unix socket, as it is to be dialled
+    backend: Backend | None = None
+    drain_timeout_seconds: float = 0.0
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, db: str, ledger: Mapping[str, Any]) -> Self:
+        """From the map of docs/link.md; what is absent there keeps its default."""
+        epoch = ledger.get("epoch") or {}
+        return cls(
+            db=db, tag=ledger.get("tag") or "", state=ledger.get("state") or "",
+            reachable=bool(ledger.get("reachable")), epoch=epoch.get("number") or 0,
+            epoch_state=epoch.get("state") or "", address=epoch.get("address") or "",
+            backend=backend_from(epoch.get("backend")),
+            drain_timeout_seconds=epoch.get("drain_timeout_seconds") or 0.0,
+            policy=ledger.get("policy") or {},
+        )
+
+    @property
+    def serving(self) -> bool:
+        """Its epoch has a backend and does not drain: tickets may be granted sessions."""
+        return self.epoch > 0 and self.epoch_state == EpochState.ACTIVE
+
+    @property
+    def grows(self) -> bool:
+        """New sessions may be asked for, and old ones closed by choice: it is there, and whole."""
+        return self.reachable and self.serving and self.whole
+
+    @property
+    def whole(self) -> bool:
+        """It is not lost and not being rebuilt: what is missing in it is really gone."""
+        return self.state == LedgerState.ACTIVE
+
+    def cut_off(self) -> Self:
+        """The same, as it stands while nothing can be heard of it."""
+        return replace(self, reachable=False)

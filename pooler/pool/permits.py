@@ -1,0 +1,380 @@
+"""The worker's end of its link to the coordinator: every permit it asks for, holds and gives back.
+
+The link may be down at any time and for any length of time; the worker then goes on with what it holds. What
+the ledger must learn (the end of a session, a reservation given up) is kept and repeated until answered, so
+that nothing is lost while the process lives. A reservation whose caller gave up or was cancelled is voided,
+whatever became of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from secrets import token_hex
+from typing import Any
+
+import structlog
+import trio
+
+from coordinator.ledger.record import Backend, Kind, Permit
+from coordinator.ledger.states import Proof, SessionState
+from coordinator.link import Args, Handler, LinkLost, LinkRefused
+from pooler.errors import FleetUnreachable, NoPermit, PermitLost, PoolerError
+from pooler.observe.events import Event
+from pooler.pool.errands import Errands
+from pooler.pool.holder import Holder
+from pooler.pool.holdings import Holdings, Verdict, plain
+from pooler.pool.ledger_view import LedgerView
+from pooler.pool.link_up import Identity, Uplink
+
+ANSWER_SECONDS_MAX = 5.0  # how long an answer may take beyond the wait that was asked for
+CLOSING_SECONDS_MAX = 1.0  # CLOSING is recorded for those who look: Terminate does not wait longer for it
+REQUESTS_MAX = 3  # a request id can be void (the worker registered anew meanwhile): then another one asks
+
+# refusals after which the ledger certainly holds nothing for the request
+SETTLED = frozenset({"full", "seats_full", "draining", "voided"})
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A permit for one session of the pool (dbname, user), which may have `seats` over the whole fleet."""
+
+    db: str
+    kind: Kind
+    dbname: str
+    user: str
+    seats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The answer to a reservation: with it in hand one may connect, once, to `address` with `tag`."""
+
+    permit: Permit
+    epoch: int
+    address: str
+    tag: str
+
+
+class OpenRefused(PoolerError):
+    """The ledger still has the permit, but this session may not be used: close it with proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermitsStatistics:
+    """One snapshot for tests, metrics and the console."""
+
+    linked: bool
+    held: Mapping[str, int]  # by state
+    requests_open: int
+    errands_open: int
+    granted_total: int
+    refused_total: Mapping[str, int]  # by reason
+    voided_total: int
+    released_total: int
+    unknown_total: int
+    reasserted_total: int
+    permits_gone_total: int
+    links_lost_total: int
+
+
+class Permits:
+    """All permits of one worker. `run()` must be running for anything to move.
+
+    `connect` opens a stream to the coordinator's socket, or raises OSError.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[trio.abc.Stream]], identity: Identity, holder: Holder
+    ) -> None:
+        self.ledgers: dict[str, LedgerView] = {}
+        self._holder = holder
+        self._holdings = Holdings()
+        self._counts: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._uplink = Uplink(connect, identity, self._holdings, self)
+        self._errands = Errands(self._uplink)
+
+    # -- life
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the link up and carry what is to be told. Started at once: `registered` says when linked."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._uplink.run)
+            nursery.start_soon(self._errands.run)
+            task_status.started()
+
+    @property
+    def registered(self) -> trio.Event:
+        """Set for ever once a first hello was answered."""
+        return self._uplink.registered
+
+    @property
+    def ordinal(self) -> int:
+        """This worker's number in cancel keys; meaningless before `registered`."""
+        return self._uplink.ordinal
+
+    def lease_left_seconds(self) -> float:
+        """How long the worker's lease certainly lasts, counted from the sending of what last renewed it."""
+        return self._uplink.lease_left_seconds()
+
+    def growth_allowed(self, db: str) -> bool:
+        """May sessions be opened, and closed by choice, now?"""
+        view = self.ledgers.get(db)
+        return view is not None and view.grows
+
+    async def settled(self) -> None:
+        """Wait until the ledger has answered for everything it was to be told."""
+        await self._errands.settled()
+
+    def statistics(self) -> PermitsStatistics:
+        """The snapshot."""
+        counts = self._counts
+        return PermitsStatistics(
+            linked=self._uplink.linked, held=self._holdings.count(),
+            requests_open=len(self._holdings.requests()), errands_open=len(self._errands),
+            granted_total=counts["granted"], refused_total=dict(self._refused),
+            voided_total=counts["voided"], released_total=counts["released"],
+            unknown_total=counts["unknown"], reasserted_total=counts["reasserted"],
+            permits_gone_total=counts["gone"], links_lost_total=self._uplink.lost_total,
+        )
+
+    # -- a session's life
+
+    async def reserve(self, wish: Wish, wait_seconds: float) -> Granted:
+        """Wait up to `wait_seconds` (0: one try) for a permit.
+
+        Raises NoPermit with the reason. Whoever is cancelled here, or refused, holds nothing: what the ledger
+        may have granted is given back.
+        """
+        deadline = trio.current_time() + wait_seconds
+        for _ in range(REQUESTS_MAX):
+            try:
+                return await self._request(wish, deadline)
+            except NoPermit as refusal:
+                self._refused[refusal.reason] += 1
+                if refusal.reason != "voided":
+                    raise
+        raise NoPermit(f'no session permit for database "{wish.db}": the worker registers anew', "voided")
+
+    def connecting(self, db: str, permit: Permit) -> None:
+        """The socket is about to be connected. Told, not waited for."""
+        self._holdings.moved(db, permit, SessionState.CONNECTING)
+        self._uplink.notify("connecting", db=db, permit=plain(permit))
+
+    async def opened(
+        self, db: str, permit: Permit, pid: int, backend_start_us: int, *, backend: Backend
+    ) -> None:
+        """Record the session as OPEN; repeated over broken links until answered: the caller bounds it.
+
+        Raises PermitLost if the ledger no longer has the permit, OpenRefused if it must not be used.
+        """
+        try:
+            await self._uplink.insist("open", db=db, permit=plain(permit), pid=pid,
+                                      backend_start_us=backend_start_us, backend=asdict(backend))
+        except LinkRefused as refused:
+            if refused.code == "gone":
+                self._gone(db, permit)
+                raise PermitLost(f"permit {permit} of {db} is gone") from None
+            raise OpenRefused(f"permit {permit} of {db}: {refused.code} {refused.message}") from None
+        if not self._holdings.moved(db, permit, SessionState.OPEN):
+            raise PermitLost(f"permit {permit} of {db} is gone")
+
+    async def closing(self, db: str, permit: Permit) -> None:
+        """Terminate is about to be sent. Waits a moment for the answer, and not for a link."""
+        live = self._holdings.moved(db, permit, SessionState.CLOSING)
+        if not live:
+            return
+        try:
+            with trio.move_on_after(CLOSING_SECONDS_MAX):
+                await self._uplink.call("closing", db=db, permit=plain(permit))
+        except LinkLost:
+            return
+        except LinkRefused as refused:
+            if refused.code == "gone" and self._whole(db):
+                self._holdings.forget(db, permit)
+                self._violated(db, permit)
+
+    def released(self, db: str, permit: Permit, proof: Proof) -> None:
+        """The session is gone (`eof`), or never was (`unused`). Returns at once, told until answered."""
+        if self._holdings.ended(db, permit, SessionState.RELEASED):
+            self._counts["released"] += 1
+            self._errands.tell("release", lambda _: self._holdings.forget(db, permit),
+                               db=db, permit=plain(permit), proof=str(proof))
+
+    def unknown(self, db: str, permit: Permit, abandoned: bool) -> None:
+        """Nobody can say whether the session still exists. `abandoned`: it was not recorded as open, and its
+        socket is closed for good. Returns at once, told until answered.
+        """
+        def done(refusal: str) -> None:
+            settle = self._holdings.forget if refusal == "gone" else self._holdings.given_up
+            settle(db, permit)
+
+        if self._holdings.ended(db, permit, SessionState.UNKNOWN):
+            self._counts["unknown"] += 1
+            self._errands.tell("unknown", done, db=db, permit=plain(permit), abandoned=abandoned)
+
+    # -- the rest of the link
+
+    async def epoch_ack(self, db: str, epoch: int) -> None:
+        """No session of an older epoch is granted any more. Returns when the ledger has it."""
+        await self._uplink.insist("epoch_ack", db=db, epoch=epoch)
+
+    async def forward_cancel(self, ordinal: int, key: bytes) -> None:
+        """Pass a CancelRequest on to the worker with that ordinal. Raises FleetUnreachable."""
+        await self._once("cancel", ordinal=ordinal, key=key)
+
+    async def fleet(self, op: str, args: Args) -> list[Args]:
+        """Ask every worker of the fleet: {worker, value or error} each. Raises FleetUnreachable."""
+        return list((await self._once("fleet", op=op, args=args))["answers"])
+
+    async def ledger_rows(self) -> list[Any]:
+        """What SHOW LEDGER prints. Raises FleetUnreachable."""
+        return list((await self._once("ledger_rows"))["rows"])
+
+    async def _once(self, op: str, /, **args: Any) -> Any:
+        try:
+            return await self._uplink.call(op, **args)
+        except LinkLost:
+            raise FleetUnreachable("this host's coordinator is unreachable") from None
+        except LinkRefused as refused:
+            raise FleetUnreachable(f"{op}: {refused.message or refused.code}") from None
+
+    # -- asking
+
+    async def _request(self, wish: Wish, deadline: float) -> Granted:
+        """One request id. However this ends, the request is answered for good, or voided."""
+        request_id = token_hex(12)
+        self._holdings.asked(request_id)
+        settled = False
+        try:
+            with trio.move_on_at(deadline + ANSWER_SECONDS_MAX):
+                answer = await self._ask(wish, request_id, deadline)
+                settled = True
+                return self._grant(wish.db, answer)
+            raise NoPermit(f'no answer from the ledger of database "{wish.db}"', "unreachable")
+        except NoPermit as refusal:
+            settled = refusal.reason in SETTLED
+            raise
+        finally:
+            if settled:
+                self._holdings.answered(request_id)
+            else:
+                self._void(wish.db, request_id)
+
+    async def _ask(self, wish: Wish, request_id: str, deadline: float) -> Args:
+        """The same request id over as many links as it takes."""
+        while True:
+            with trio.move_on_at(deadline):
+                await self._uplink.up()
+            if not self._uplink.linked:
+                raise NoPermit(f'the ledger of database "{wish.db}" is unreachable', "unreachable")
+            try:
+                answer: Args = await self._uplink.call(
+                    "reserve", db=wish.db, request_id=request_id, kind=str(wish.kind), dbname=wish.dbname,
+                    user=wish.user, seats=wish.seats, wait_seconds=max(0.0, deadline - trio.current_time()))
+                return answer
+            except LinkRefused as refused:
+                raise NoPermit(refused.message or refused.code, refused.code) from None
+            except LinkLost:
+                await trio.lowlevel.checkpoint()
+
+    def _grant(self, db: str, answer: Args) -> Granted:
+        permit = _permit(answer["permit"])
+        self._holdings.granted(db, permit)
+        self._counts["granted"] += 1
+        return Granted(permit, answer["epoch"], answer["address"], answer["tag"])
+
+    def _void(self, db: str, request_id: str) -> None:
+        self._counts["voided"] += 1
+        self._errands.tell(
+            "void", lambda _: self._holdings.answered(request_id), db=db, request_id=request_id)
+
+    # -- listening
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """What the coordinator may call."""
+        return {"ledger": self._on_ledger, "permit_unknown": self._on_unknown, "permit_gone": self._on_gone,
+                "shed": self._on_shed, "cancel": self._on_cancel, "show": self._on_show,
+                "command": self._on_command}
+
+    def heard(self, answer: Args) -> None:
+        """The answer to hello: every ledger, and every permit that is not as we said."""
+        for db, ledger in answer["ledgers"].items():
+            self._see(LedgerView.parse(db, ledger))
+        for db, permit in answer["gone"]:
+            self._gone(db, _permit(permit))
+        for db, permit in answer["unknown"]:
+            self._errands.start(partial(self._reassert, db, _permit(permit)))
+
+    def cut_off(self) -> None:
+        """The link was lost."""
+        for view in list(self.ledgers.values()):
+            self._see(view.cut_off())
+
+    def _see(self, view: LedgerView) -> None:
+        self.ledgers[view.db] = view
+        self._holder.ledger_changed(view)
+
+    def _whole(self, db: str) -> bool:
+        view = self.ledgers.get(db)
+        return view is not None and view.whole
+
+    async def _reassert(self, db: str, permit: Permit) -> None:
+        verdict = self._holdings.on_unknown(db, permit, self._holder.holds(db, permit))
+        if verdict is Verdict.NOTHING:
+            return
+        closing = verdict is Verdict.REASSERT_CLOSING
+        try:
+            await self._uplink.insist("reassert", db=db, permit=plain(permit), closing=closing)
+        except LinkRefused as refused:
+            if refused.code == "gone":
+                self._gone(db, permit)
+            elif not closing:
+                self._holder.terminate(db, permit)
+        else:
+            self._counts["reasserted"] += 1
+            log.info(Event.SESSION_REASSERTED, db=db, permit=str(permit))
+
+    def _gone(self, db: str, permit: Permit) -> None:
+        in_hand = self._holder.holds(db, permit)
+        if self._holdings.on_gone(db, permit, in_hand, self._whole(db)) is Verdict.VIOLATED:
+            self._violated(db, permit)
+
+    def _violated(self, db: str, permit: Permit) -> None:
+        self._counts["gone"] += 1
+        log.error(Event.SESSION_PERMIT_GONE, db=db, permit=str(permit))
+        if self._holder.holds(db, permit):
+            self._holder.close_now(db, permit)
+
+    async def _on_ledger(self, args: Args) -> None:
+        self._see(LedgerView.parse(args["db"], args["ledger"]))
+
+    async def _on_unknown(self, args: Args) -> None:
+        self._errands.start(partial(self._reassert, args["db"], _permit(args["permit"])))
+
+    async def _on_gone(self, args: Args) -> None:
+        self._gone(args["db"], _permit(args["permit"]))
+
+    async def _on_shed(self, args: Args) -> None:
+        self._holder.shed(args["db"], args["dbname"], args["user"], args["count"])
+
+    async def _on_cancel(self, args: Args) -> Args:
+        await self._holder.cancel(args["key"])
+        return {}
+
+    async def _on_show(self, args: Args) -> Args:
+        return {"rows": await self._holder.show(args["what"])}
+
+    async def _on_command(self, args: Args) -> Args:
+        await self._holder.command(args["name"], args["args"])
+        return {}
+
+
+def _permit(raw: list[Any]) -> Permit:
+    kind, slot, generation = raw
+    return Permit(Kind(kind), slot, generation)
