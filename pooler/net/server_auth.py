@@ -1,0 +1,101 @@
+"""Our half of an authentication by a server: trust, cleartext password, MD5, SCRAM-SHA-256.
+
+Decides nothing about sessions: it answers until AuthenticationOk, or says that it cannot. A cleartext
+password is sent only where the plain password is held. Keys and passwords are in no error.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from pooler.errors import ProtocolViolation
+from pooler.net.stream import RawSocket
+from pooler.wire import auth, messages, scram
+from pooler.wire.auth import ServerSecret
+from pooler.wire.frames import Frame
+
+NextFrame = Callable[[RawSocket], Awaitable[Frame]]
+
+
+class CannotAnswer(Exception):
+    """The server asks for a proof that no stored secret gives, or in a way that is not served."""
+
+
+async def authenticate(sock: RawSocket, next_frame: NextFrame, *, user: str, secret: ServerSecret) -> None:
+    """Answer the server's requests until it says AuthenticationOk.
+
+    Raises CannotAnswer while the server still waits for us, ProtocolViolation, and what `next_frame` raises.
+    """
+    answers = _Answers(sock, next_frame, user, secret)
+    while True:
+        code, extra = await answers.next_request()
+        if code == 0:
+            return
+        await answers.give(code, extra)
+
+
+class _Answers:
+    """The answers to one server."""
+
+    def __init__(self, sock: RawSocket, next_frame: NextFrame, user: str, secret: ServerSecret) -> None:
+        self._sock = sock
+        self._next_frame = next_frame
+        self._user = user
+        self._secret = secret
+
+    async def next_request(self) -> tuple[int, bytes]:
+        """The next authentication request: its code and what follows it."""
+        while True:
+            frame = await self._next_frame(self._sock)
+            if frame.kind == b"R" and len(frame.body) >= 4:
+                return int.from_bytes(frame.body[:4], "big"), frame.body[4:]
+            if frame.kind not in b"vS":
+                raise ProtocolViolation(f"server sent message type {frame.kind!r} during authentication")
+
+    async def give(self, code: int, extra: bytes) -> None:
+        """Answer one request."""
+        if code == 3:
+            await self._sock.send_all(messages.password(self._held(self._secret.plain, "the password")))
+        elif code == 5 and len(extra) == 4:
+            answer = auth.answer_md5(self._secret, self._user, extra)
+            await self._sock.send_all(messages.password(self._held(answer, "an MD5 password")))
+        elif code == 10:
+            await self._scram(extra)
+        else:
+            raise CannotAnswer(f"server asks for authentication method {code}, which is not served")
+
+    def _held(self, answer: bytes | None, what: str) -> bytes:
+        if answer is None:
+            raise CannotAnswer(f'server asks for {what} of user "{self._user}": no stored secret gives it')
+        return answer
+
+    async def _scram(self, offered: bytes) -> None:
+        if scram.MECHANISM.encode() not in offered.split(b"\0"):
+            raise CannotAnswer("server offers no SASL mechanism that is served")
+        if self._secret.keys is None:
+            self._held(self._secret.plain, "a SCRAM proof")
+        exchange = scram.ClientExchange(nonce=b64encode(secrets.token_bytes(18)).decode())
+        await self._sock.send_all(messages.sasl_initial_response(scram.MECHANISM, exchange.first()))
+        salt, iterations = exchange.challenge(await self._sasl_step(11))
+        keys = await self._keys(salt, iterations)
+        await self._sock.send_all(messages.sasl_response(exchange.final(keys)))
+        exchange.finish(await self._sasl_step(12))
+
+    async def _keys(self, salt: bytes, iterations: int) -> scram.Keys:
+        plain = self._secret.plain
+        if plain is None:
+            assert self._secret.keys is not None  # _scram looked
+            return self._secret.keys
+        salted = await trio.to_thread.run_sync(
+            scram.salted_password, plain, salt, iterations, abandon_on_cancel=True)
+        return scram.Keys.from_salted(salted)
+
+    async def _sasl_step(self, expected: int) -> bytes:
+        code, data = await self.next_request()
+        if code != expected:
+            raise ProtocolViolation("server left the SASL exchange")
+        return data

@@ -1,0 +1,137 @@
+"""A plain non-blocking socket awaited through trio, which can be given away again.
+
+Logins and dials use it; then `release()` hands the socket to the relay's reactor and nothing here will read,
+write or close it any more. Cancelled calls: `recv` has then taken nothing; `send_all` may have sent a part.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+
+import trio
+
+RECEIVE_BYTES = 16_384
+_LINGER_ZERO = struct.pack("ii", 1, 0)
+
+
+class Broken(Exception):
+    """The connection ended without an orderly end: reset, timed out, or unreachable."""
+
+
+class PeerGone(Exception):
+    """The peer left before it had said what was expected. Not a fault: load balancers do it all day."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """TCP keepalive, in seconds of silence, seconds between probes, and probes."""
+
+    idle_seconds: int = 60
+    interval_seconds: int = 10
+    probes: int = 6
+
+
+class RawSocket:
+    """One connected stream socket. Takes the socket over: it closes it unless it is released."""
+
+    def __init__(self, sock: socket.socket, *, keepalive: KeepAlive | None = None) -> None:
+        sock.setblocking(False)
+        self._socket: socket.socket | None = sock
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if keepalive is not None:
+                _set_keepalive(sock, keepalive)
+
+    @property
+    def plain(self) -> socket.socket:
+        """The socket. Raises trio.ClosedResourceError after close or release."""
+        if self._socket is None:
+            raise trio.ClosedResourceError("this socket was closed or given away")
+        return self._socket
+
+    async def recv(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
+        """What has arrived, at least one byte; b"" is the peer's orderly end. Raises Broken."""
+        await trio.lowlevel.checkpoint()
+        sock = self.plain
+        while True:
+            try:
+                return sock.recv(bytes_max)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(sock)
+            except OSError as fault:
+                raise Broken(_reason(fault)) from fault
+
+    async def recv_some(self) -> bytes:
+        """As recv(), where an end of any kind is the peer's leaving. Raises PeerGone."""
+        try:
+            data = await self.recv()
+        except Broken as broken:
+            raise PeerGone(str(broken)) from broken
+        if not data:
+            raise PeerGone("end of file")
+        return data
+
+    async def send_all(self, data: bytes) -> None:
+        """Send all of it. Raises Broken."""
+        await trio.lowlevel.checkpoint()
+        left = memoryview(data)
+        while left:
+            left = left[await self.send_some(left) :]
+
+    async def send_some(self, data: bytes | memoryview) -> int:
+        """Hand the kernel what it takes now, waiting until that is something; how much it was. There is no
+        checkpoint after the bytes were taken. Raises Broken."""
+        sock = self.plain
+        while True:
+            try:
+                return sock.send(data)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(sock)
+            except OSError as fault:
+                raise Broken(_reason(fault)) from fault
+
+    def has_ended(self) -> bool:
+        """Whether the peer's orderly end is already here with nothing unread before it."""
+        try:
+            return not self.plain.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return False
+
+    def end_sending(self) -> None:
+        """Tell the peer that nothing more comes (FIN); it may still send."""
+        try:
+            self.plain.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # it is gone already, and reading will show it
+
+    def release(self) -> socket.socket:
+        """Give the socket away, open and non-blocking."""
+        sock = self.plain
+        self._socket = None
+        return sock
+
+    def close(self) -> None:
+        """Close it, if it is still ours. Tasks that wait on it get trio.ClosedResourceError."""
+        if self._socket is not None:
+            sock = self.release()
+            trio.lowlevel.notify_closing(sock)
+            sock.close()
+
+    def abort(self) -> None:
+        """Close it with a reset: whatever the peer has not read yet is not to be relied on."""
+        if self._socket is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+            self.close()
+
+
+def _set_keepalive(sock: socket.socket, keepalive: KeepAlive) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive.idle_seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive.interval_seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, keepalive.probes)
+
+
+def _reason(fault: OSError) -> str:
+    return (fault.strerror or type(fault).__name__).lower()

@@ -1,0 +1,128 @@
+"""Which proof of a password is asked for, and whether one given fits: clients' and our own to servers.
+
+Meanings of `auth_type` are PgBouncer's: `md5` becomes SCRAM for a user whose stored secret is a SCRAM
+verifier. Pure; salts are arguments. Secrets are in no repr and no error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pooler.wire.messages import text
+from pooler.wire.scram import Keys, Verifier
+
+_MD5_SECRET = re.compile(rb"md5[0-9a-f]{32}")
+
+
+class AuthType(StrEnum):
+    """What the configuration asks of clients."""
+
+    TRUST = "trust"
+    PASSWORD = "password"
+    MD5 = "md5"
+    SCRAM = "scram-sha-256"
+
+
+class Method(StrEnum):
+    """What one client is asked for."""
+
+    TRUST = "trust"
+    CLEARTEXT = "cleartext"
+    MD5 = "md5"
+    SCRAM = "scram"
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A stored secret: exactly one of a plain password, an md5 hash (`md5…`, as stored) or a verifier."""
+
+    plain: bytes | None = field(default=None, repr=False)
+    md5: bytes | None = field(default=None, repr=False)
+    scram: Verifier | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, stored: bytes) -> Secret:
+        """The three forms of a userlist or pg_authid. What looks like neither md5 nor SCRAM is plain. Raises
+        ValueError for a broken SCRAM secret, without showing it."""
+        if _MD5_SECRET.fullmatch(stored):
+            return cls(md5=stored)
+        if stored.startswith(b"SCRAM-SHA-256$"):
+            return cls(scram=Verifier.parse(stored.decode("ascii", "replace")))
+        return cls(plain=stored)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSecret:
+    """What we hold to log in to a server as some user; all empty means nothing."""
+
+    plain: bytes | None = field(default=None, repr=False)
+    md5: bytes | None = field(default=None, repr=False)
+    keys: Keys | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, secret: Secret | None) -> ServerSecret:
+        """What a stored secret alone allows (a verifier: nothing, until its client has logged in)."""
+        return cls() if secret is None else cls(plain=secret.plain, md5=secret.md5)
+
+
+def choose_method(auth_type: AuthType, secret: Secret | None, unknown: Method) -> Method:
+    """The question for a client with this stored secret; `unknown` is the one that users who do not exist
+    get under `md5`, and should be what most who exist get."""
+    if auth_type is AuthType.TRUST:
+        return Method.TRUST
+    if auth_type is AuthType.PASSWORD:
+        return Method.CLEARTEXT
+    if auth_type is AuthType.SCRAM:
+        return Method.SCRAM
+    if secret is None:
+        return unknown
+    return Method.SCRAM if secret.scram is not None else Method.MD5
+
+
+def md5_secret(password: bytes, user: str) -> bytes:
+    """The stored form: `md5` and md5(password + user)."""
+    return b"md5" + _md5_hex(password + text(user))
+
+
+def md5_answer(secret: bytes, salt: bytes) -> bytes:
+    """What is sent for a challenge: `md5` and md5(stored hex + salt)."""
+    return b"md5" + _md5_hex(secret[3:] + salt)
+
+
+def _md5_hex(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest().encode()
+
+
+def check_md5(secret: Secret | None, user: str, salt: bytes, answer: bytes) -> bool:
+    """Whether an MD5 answer fits. Same work for a user that does not exist."""
+    stored = md5_secret(b"", user)
+    usable = False
+    if secret is not None and secret.md5 is not None:
+        stored, usable = secret.md5, True
+    elif secret is not None and secret.plain:
+        stored, usable = md5_secret(secret.plain, user), True
+    fits = hmac.compare_digest(md5_answer(stored, salt), answer)
+    return fits and usable
+
+
+def check_cleartext(secret: Secret | None, user: str, password: bytes) -> bool:
+    """Whether a cleartext password fits a plain or md5 secret; a verifier has its own slow check. An empty
+    password never fits."""
+    if not password or secret is None:
+        return False
+    if secret.md5 is not None:
+        return hmac.compare_digest(md5_secret(password, user), secret.md5)
+    if secret.plain is not None:
+        return hmac.compare_digest(password, secret.plain)
+    return secret.scram is not None and secret.scram.matches(password)
+
+
+def answer_md5(secret: ServerSecret, user: str, salt: bytes) -> bytes | None:
+    """Our answer to a server's MD5 challenge, or None when we hold nothing that gives one."""
+    if secret.plain is not None:
+        return md5_answer(md5_secret(secret.plain, user), salt)
+    return None if secret.md5 is None else md5_answer(secret.md5, salt)
