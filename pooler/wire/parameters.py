@@ -83,7 +83,7 @@ class TrackedParameters:
         return self._index.get(name.lower()) if at is None else at
 
     def intern(self, values: tuple[bytes | None, ...], told: int, extra: Extra) -> ParameterSet:
-        """The one set of these values (beyond SETS_KEPT_MAX equal ones may be made twice: slower, not wrong)."""
+        """The one set of these values. Beyond SETS_KEPT_MAX two equal ones may be made: slower, not wrong."""
         key = (values, told, extra)
         known = self._sets.get(key)
         if known is None:
