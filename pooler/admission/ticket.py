@@ -1,0 +1,110 @@
+"""The request ticket: who may wait for a session, who may use one now, and how that ends.
+
+One object per waiting party; its state changes in one place. Cancel and grant may meet at the same instant:
+whichever call comes first wins, the other is told so by its answer. Pure: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+
+class TicketState(Enum):
+    """Where a ticket is. A ticket that a client reuses for its next transaction starts anew at QUEUED."""
+
+    QUEUED = "QUEUED"
+    EXECUTION_GRANTED = "EXECUTION_GRANTED"
+    CHECKING_OUT = "CHECKING_OUT"
+    IN_TRANSACTION = "IN_TRANSACTION"
+    REQUEST_RELEASED = "REQUEST_RELEASED"
+    CANCELLED = "CANCELLED"
+    QUEUE_EXPIRED = "QUEUE_EXPIRED"
+    REJECTED = "REJECTED"
+    REQUEST_UNKNOWN = "REQUEST_UNKNOWN"
+
+
+_T = TicketState
+MOVES: dict[tuple[TicketState, TicketState], str] = {
+    (_T.QUEUED, _T.EXECUTION_GRANTED): "its turn came",
+    (_T.EXECUTION_GRANTED, _T.CHECKING_OUT): "a session is being bound",
+    (_T.CHECKING_OUT, _T.IN_TRANSACTION): "the session is bound",
+    (_T.IN_TRANSACTION, _T.REQUEST_RELEASED): "the transaction ended, or its session did with proof",
+    (_T.QUEUED, _T.CANCELLED): "its client cancelled or left",
+    (_T.QUEUED, _T.QUEUE_EXPIRED): "its deadline passed",
+    (_T.QUEUED, _T.REJECTED): "it could not be served at all",
+    (_T.EXECUTION_GRANTED, _T.REQUEST_RELEASED): "nothing started",
+    (_T.CHECKING_OUT, _T.REQUEST_RELEASED): "nothing started",
+    (_T.EXECUTION_GRANTED, _T.REQUEST_UNKNOWN): "its owner died",
+    (_T.CHECKING_OUT, _T.REQUEST_UNKNOWN): "its owner died",
+    (_T.IN_TRANSACTION, _T.REQUEST_UNKNOWN): "its owner died",
+    (_T.REQUEST_UNKNOWN, _T.REQUEST_RELEASED): "its session was proven gone",
+}
+ENDS = frozenset({_T.REQUEST_RELEASED, _T.CANCELLED, _T.QUEUE_EXPIRED, _T.REJECTED})
+
+
+class IllegalTicketMove(Exception):
+    """A move that the table does not have: always our bug."""
+
+
+class Ticket:
+    """One wait for a session and the use of it.
+
+    `granted(session)` is called at most once per start, with the session bound; `refused(error)` at most once
+    instead. Both are called synchronously by whoever decides.
+    """
+
+    __slots__ = ("deadline", "granted", "holder", "queued_at", "refused", "session", "state")
+
+    def __init__(
+        self, granted: Callable[[Any], None], refused: Callable[[Exception], None], holder: Any = None
+    ) -> None:
+        self.granted = granted
+        self.refused = refused
+        self.holder = holder
+        self.session: Any = None
+        self.queued_at = 0.0
+        self.deadline = float("inf")
+        self.state = TicketState.REQUEST_RELEASED
+
+    def start(self, now: float, deadline: float) -> None:
+        """Queue anew. Raises IllegalTicketMove if the last use has not ended."""
+        if self.state not in ENDS:
+            raise IllegalTicketMove(f"{self.state} is not an end")
+        self.queued_at = now
+        self.deadline = deadline
+        self.state = TicketState.QUEUED
+
+    @property
+    def waiting(self) -> bool:
+        """Still in the queue."""
+        return self.state is TicketState.QUEUED
+
+    def bind(self, session: Any) -> bool:
+        """Give it this session. False if the ticket ended meanwhile: the session stays the caller's."""
+        if self.state is not TicketState.QUEUED:
+            return False
+        # granted, checked out and bound in one step: nothing can come between without an await
+        self._move(TicketState.EXECUTION_GRANTED)
+        self._move(TicketState.CHECKING_OUT)
+        self._move(TicketState.IN_TRANSACTION)
+        self.session = session
+        return True
+
+    def release(self) -> None:
+        """The transaction is over and the session is no longer this ticket's."""
+        self._move(TicketState.REQUEST_RELEASED)
+        self.session = None
+
+    def end(self, state: TicketState) -> bool:
+        """Leave the queue as CANCELLED, QUEUE_EXPIRED or REJECTED. False if it is no longer waiting."""
+        if self.state is not TicketState.QUEUED:
+            return False
+        self._move(state)
+        return True
+
+    def _move(self, target: TicketState) -> None:
+        if (self.state, target) not in MOVES:
+            raise IllegalTicketMove(f"{self.state} to {target}")
+        self.state = target

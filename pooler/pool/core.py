@@ -1,0 +1,194 @@
+"""Who gets which session of one pool, and when another is to be opened or one closed.
+
+Pure: no tasks, sockets or clock; every call is one decision and returns what is to be done. A session is
+IDLE in `idle`, ACTIVE in `active`, or not in the core at all (being opened, cleaned, closed). Waiting tickets
+are served first come, first served; a ticket that ended while it waited is skipped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from pooler.admission.ticket import Ticket, TicketState
+
+
+class Session(Protocol):
+    """What the core needs to know of a session."""
+
+    epoch: int
+    expires_at: float
+    idle_since: float
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCount:
+    """One snapshot of a pool, for tests, metrics and the console."""
+
+    active: int
+    idle: int
+    opening: int
+    closing: int
+    waiting: int
+    oldest_queued_at: float | None
+
+
+class PoolCore:
+    """The sessions and the queue of one (database, user)."""
+
+    __slots__ = ("active", "closing", "epoch", "generation", "idle", "opening", "opening_max", "paused",
+                 "serving", "shed", "size_max", "waiting")
+
+    def __init__(self, size_max: int, opening_max: int) -> None:
+        self.size_max = size_max
+        self.opening_max = opening_max
+        self.idle: list[Session] = []
+        self.active: set[Session] = set()
+        self.waiting: deque[Ticket] = deque()
+        self.opening = 0
+        self.closing = 0
+        self.epoch = 0
+        self.generation = 0
+        self.shed = 0
+        self.paused = False
+        self.serving = True
+
+    @property
+    def total(self) -> int:
+        """Sessions that hold a permit or ask for one."""
+        return len(self.idle) + len(self.active) + self.opening + self.closing
+
+    @property
+    def blocked(self) -> bool:
+        """No session may be granted now: paused by an operator, or the epoch drains."""
+        return self.paused or not self.serving
+
+    def request(self, ticket: Ticket) -> Session | None:
+        """Bind an idle session to a started ticket, or queue it. Latest returned first."""
+        if self.idle and not self.waiting and not self.blocked:
+            session = self.idle.pop()
+            ticket.bind(session)
+            self.active.add(session)
+            return session
+        self.waiting.append(ticket)
+        return None
+
+    def withdraw(self, ticket: Ticket, state: TicketState) -> bool:
+        """End a waiting ticket. False if it was granted (or ended) already: then its session is in use."""
+        return ticket.end(state)
+
+    def usable(self, session: Session, now: float) -> bool:
+        """May this session serve anyone again?"""
+        return (session.epoch == self.epoch and session.generation == self.generation
+                and now < session.expires_at and self.serving)
+
+    def give(self, session: Session, now: float) -> bool:
+        """A clean session (returned, or new) goes to the oldest live waiter, or becomes idle.
+
+        False: it is not to be used any more and the caller closes it (it has left the core).
+        """
+        self.active.discard(session)
+        if self.shed or not self.usable(session, now):
+            self.shed = max(0, self.shed - 1)
+            return False
+        if not self.paused:
+            ticket = self._next_waiting()
+            if ticket is not None:
+                ticket.bind(session)
+                self.active.add(session)
+                ticket.granted(session)
+                return True
+        session.idle_since = now
+        self.idle.append(session)
+        return True
+
+    def opened(self, session: Session, now: float) -> bool:
+        """A session that was being opened is ready. As `give`."""
+        self.opening -= 1
+        return self.give(session, now)
+
+    def open_failed(self) -> None:
+        """An opening ended without a session."""
+        self.opening -= 1
+
+    def remove(self, session: Session) -> bool:
+        """Take a session out, whatever it was doing. False if it was not here."""
+        if session in self.active:
+            self.active.discard(session)
+            return True
+        if session in self.idle:
+            self.idle.remove(session)
+            return True
+        return False
+
+    def openings_wanted(self) -> int:
+        """How many more sessions to start opening now; the caller counts them in `opening`."""
+        if self.blocked:
+            return 0
+        unserved = self.count_waiting() - self.opening
+        return max(0, min(unserved, self.opening_max - self.opening, self.size_max - self.total))
+
+    def count_waiting(self) -> int:
+        """Live waiters; dead ones at the head are dropped on the way."""
+        self._drop_dead()
+        return len(self.waiting)
+
+    def wake(self, now: float) -> list[Session]:
+        """Serve waiters from idle sessions after a block was lifted; returns those to close instead."""
+        retired: list[Session] = []
+        while self.idle and not self.blocked and self.count_waiting():
+            session = self.idle.pop()
+            if not self.give(session, now):
+                retired.append(session)
+        return retired
+
+    def expired(self, now: float) -> list[Ticket]:
+        """Tickets whose deadline has passed: ended here; the caller tells their holders."""
+        late = [t for t in self.waiting if t.waiting and t.deadline <= now]
+        for ticket in late:
+            ticket.end(TicketState.QUEUE_EXPIRED)
+        if late:
+            self.waiting = deque(t for t in self.waiting if t.waiting)
+        return late
+
+    def take_idle(self, wanted: int) -> list[Session]:
+        """Up to `wanted` idle sessions, longest idle first, leave the core to be closed."""
+        taken, self.idle = self.idle[:wanted], self.idle[wanted:]
+        return taken
+
+    def retire_idle(self, now: float, idle_before: float, keep: int) -> list[Session]:
+        """Idle sessions to close: unusable ones, and those idle since before `idle_before` above `keep`."""
+        retired: list[Session] = []
+        kept: list[Session] = []
+        spare = len(self.idle) + len(self.active) - keep
+        for session in self.idle:
+            if not self.usable(session, now) or (session.idle_since < idle_before and spare > 0):
+                retired.append(session)
+                spare -= 1
+            else:
+                kept.append(session)
+        self.idle = kept
+        return retired
+
+    def count(self) -> PoolCount:
+        """The snapshot."""
+        live = [t for t in self.waiting if t.waiting]
+        oldest = live[0].queued_at if live else None
+        return PoolCount(len(self.active), len(self.idle), self.opening, self.closing, len(live), oldest)
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        assert self.opening >= 0 and self.closing >= 0
+        assert not any(s in self.active for s in self.idle)
+        assert self.blocked or not (self.idle and any(t.waiting for t in self.waiting))
+
+    def _next_waiting(self) -> Ticket | None:
+        self._drop_dead()
+        return self.waiting.popleft() if self.waiting else None
+
+    def _drop_dead(self) -> None:
+        waiting = self.waiting
+        while waiting and not waiting[0].waiting:
+            waiting.popleft()

@@ -1,0 +1,50 @@
+"""What a pool is told at its making: whom it serves, where, and by which limits. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pooler.settings import DatabaseSettings, PoolMode, PoolSettings, Settings
+from pooler.wire.auth import ServerSecret
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """One (database, user) of one worker; durations in seconds, 0 = off."""
+
+    name: str  # the entry under `databases`
+    ledger: str  # the ledger's database
+    dbname: str
+    user: str
+    secret: ServerSecret
+    mode: PoolMode
+    size_max: int  # over the whole fleet: the ledger's seats
+    size_min: int
+    query_wait_timeout_seconds: float
+    server_lifetime_seconds: float
+    settings: PoolSettings
+
+
+def plan_for(
+    settings: Settings, name: str, user: str, secret: ServerSecret, service: str | None = None
+) -> PoolPlan:
+    """The plan of the pool that serves `user` on the `databases` entry `name`."""
+    database: DatabaseSettings = settings.databases[name]
+    if database.user is not None:
+        password = database.password.get_secret_value() if database.password is not None else None
+        secret = ServerSecret(plain=password.encode() if password is not None else None)
+    lifetime = database.server_lifetime_seconds
+    wait = database.query_wait_timeout_seconds
+    return PoolPlan(
+        name=name,
+        ledger=database.ledger,
+        dbname=database.dbname or name,
+        user=database.user or user,
+        secret=secret,
+        mode=settings.pool_mode(name, service),
+        size_max=settings.pool_size(name),
+        size_min=database.min_pool_size if database.min_pool_size is not None else settings.pool.min_pool_size,
+        query_wait_timeout_seconds=settings.pool.query_wait_timeout_seconds if wait is None else wait,
+        server_lifetime_seconds=settings.pool.server_lifetime_seconds if lifetime is None else lifetime,
+        settings=settings.pool,
+    )

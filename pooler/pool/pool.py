@@ -1,0 +1,399 @@
+"""One pool of one worker: the sessions of a (database, user), opened and closed under permits.
+
+The decisions are the core's; here they are carried out: tasks that open and close, what is counted, and the
+second face of a checkout (`async with pool.checkout()`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import trio
+
+from coordinator.session_table import SessionTable
+from pooler.admission.ticket import Ticket, TicketState
+from pooler.errors import NoPermit, NotServing, PoolerError, WaitEnded
+from pooler.net.dial import DialFailed
+from pooler.observe.events import Event
+from pooler.observe.metrics import Histogram
+from pooler.pool.core import PoolCore
+from pooler.pool.opener import OpenPlan, OpenSession, close_session, open_session, session_ended
+from pooler.pool.permits import Permits
+from pooler.pool.plan import PoolPlan
+from pooler.relay.cancel import cancel_and_wait
+from pooler.relay.reactor import Reactor
+from pooler.relay.server import ServerConn
+from pooler.relay.task import TaskClient
+from pooler.wire.parameters import ParameterSet
+from pooler.wire.prepared import Statements
+from pooler.wire.session_state import Residue, TextLook, cleanup, forgets_statements, is_undoable
+
+if TYPE_CHECKING:
+    from pooler.relay.client import ClientConn
+
+OPENING_MAX = 2  # connects in flight of one pool of one worker
+RETRY_FIRST_SECONDS = 0.25
+RESERVE_WAIT_SECONDS = 5.0
+CLOSE_TIMEOUT_SECONDS = 5.0
+LIFETIME_JITTER = 0.2
+PERMANENT_LOGIN_ERRORS = frozenset({"28000", "28P01", "3D000", "42501", "0A000"})
+
+log = structlog.get_logger()
+
+
+@dataclass
+class Parts:
+    """What all pools of a worker share."""
+
+    nursery: trio.Nursery
+    reactor: Reactor
+    permits: Permits
+    table: SessionTable | None
+    run_dir: Path
+    random: Random
+    statements: Statements
+    look: TextLook
+    parameters_of: Callable[[dict[bytes, bytes]], ParameterSet]
+    client_closed: Callable[[ClientConn], None]
+    tickets: int = 0
+    servers: set[ServerConn] = field(default_factory=set)
+
+
+class Pool:
+    """The sessions and clients of one (database, user) in this worker."""
+
+    def __init__(self, parts: Parts, plan: PoolPlan) -> None:
+        self.parts, self.plan = parts, plan
+        self.core = PoolCore(plan.size_max, OPENING_MAX)
+        self.statements = parts.statements
+        self.look = parts.look.residue
+        self.apply_settings(plan)
+        self.greeting: dict[bytes, bytes] | None = None
+        self.last_error: PoolerError | None = None
+        self.clients: set[ClientConn] = set()
+        self.received_bytes = self.sent_bytes = 0
+        self.transactions = self.queries = self.errors = self.assignments = 0
+        self.transaction_seconds = self.query_seconds = self.wait_seconds = 0.0
+        self.sessions_opened = self.sessions_closed = self.sessions_lost = 0
+        self.waits = Histogram()
+        self.transaction_times = Histogram()
+        self._retry_seconds = 0.0
+        self._retry_at = 0.0
+
+    def apply_settings(self, plan: PoolPlan) -> None:
+        """At the making and at a reload."""
+        self.plan = plan
+        self.core.size_max = plan.size_max
+        settings = plan.settings
+        self.wait_timeout_seconds = plan.query_wait_timeout_seconds or float("inf")
+        self.holds_session = plan.mode == "session"
+        self.is_statement_mode = plan.mode == "statement"
+        self.statements_max = settings.max_prepared_statements
+        self.passes_names = self.holds_session or self.statements_max == 0
+        self.cleans = settings.session_state != "allow" or settings.server_reset_query_always
+
+    # ---- asking and giving
+
+    def request(self, ticket: Ticket) -> ServerConn | None:
+        """A session at once, or the ticket waits and will be called."""
+        session: Any = self.core.request(ticket)
+        self.assignments += 1
+        if session is None:
+            if self.last_error is not None and monotonic() < self._retry_at:
+                ticket.end(TicketState.REJECTED)
+                ticket.refused(self.last_error)
+            self.grow()
+        return session  # type: ignore[no-any-return]
+
+    def give(self, server: ServerConn, now: float) -> None:
+        """A free, clean session comes back."""
+        if server.retire or not self.core.give(server, now):
+            self.retire(server, server.retire or "its time is over, or others wait for its permit")
+
+    def waited(self, seconds: float) -> None:
+        """A ticket that had to wait was granted."""
+        self.wait_seconds += seconds
+        self.waits.observe(seconds)
+
+    def transaction_counted(self, seconds: float) -> None:
+        """A transaction ended."""
+        self.transactions += 1
+        self.transaction_seconds += seconds
+        self.transaction_times.observe(seconds)
+
+    def next_ticket(self) -> int:
+        """A number for the session table."""
+        self.parts.tickets += 1
+        return self.parts.tickets
+
+    def withdrawn(self, ticket: Ticket) -> None:
+        """A waiting ticket ended; the queue drops it when it comes to it."""
+
+    def cleanup(self, residue: int) -> tuple[tuple[bytes, ...], bool]:
+        """What undoes this residue on a session, and whether that forgets its prepared statements."""
+        residue &= int(Residue.FORGETS) - 1
+        if not self.cleans or not residue:
+            return (), False
+        return cleanup(residue), forgets_statements(residue)
+
+    def client_left(self, server: ServerConn, client: ClientConn) -> None:
+        """A client went away with a session of its own: undo, or close what cannot be shown to be in step."""
+        server.client = None
+        now = monotonic()
+        if server.owed or server.skip or server.held or server.out or client.skip or server.own:
+            server.give_up("its client left in the middle of something")
+        elif server.status != 0x49:  # in a transaction, and in step
+            if self.holds_session:
+                server.residue |= Residue.SUSPECT
+            server.write(server.run_own([b"ROLLBACK"], server.rolled_back))
+        else:
+            if self.holds_session:
+                server.residue |= Residue.SUSPECT
+            server.free(now)
+
+    def client_closed(self, client: ClientConn) -> None:
+        """A client is gone."""
+        self.clients.discard(client)
+        self.parts.client_closed(client)
+
+    # ---- opening
+
+    def grow(self) -> None:
+        """Start as many openings as the core wants."""
+        for _ in range(self.core.openings_wanted()):
+            self.core.opening += 1
+            self.parts.nursery.start_soon(self._open)
+
+    async def _open(self) -> None:
+        """Open one session, trying again as long as somebody waits for it."""
+        server: ServerConn | None = None
+        try:
+            while server is None and self._still_wanted():
+                await self._pause_after_failure()
+                if self._still_wanted():
+                    server = await self._try_open()
+        finally:
+            if server is None:
+                self.core.open_failed()
+        if server is not None and not self.core.opened(server, monotonic()):
+            self.retire(server, "opened for an epoch that is over")
+        self.grow()
+
+    def _still_wanted(self) -> bool:
+        return not self.core.blocked and (
+            self.core.count_waiting() > 0 or len(self.core.idle) + len(self.core.active) < self.plan.size_min)
+
+    async def _pause_after_failure(self) -> None:
+        wait = self._retry_at - monotonic()
+        if wait > 0:
+            await trio.sleep(wait)  # noqa: TID251 - the retry back-off is a time, not a fact
+
+    async def _try_open(self) -> ServerConn | None:
+        plan = self.plan
+        ask = OpenPlan(
+            db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=plan.size_max,
+            wait_seconds=RESERVE_WAIT_SECONDS,
+            connect_timeout_seconds=plan.settings.server_connect_timeout_seconds,
+        )
+        try:
+            opened = await open_session(self.parts.permits, ask)
+        except NoPermit as refused:
+            self._back_off(refused, permanent=False, at_once=RETRY_FIRST_SECONDS)
+            return None
+        except DialFailed as failed:
+            self._back_off(failed, permanent=failed.code in PERMANENT_LOGIN_ERRORS)
+            return None
+        except PoolerError as failed:
+            self._back_off(failed, permanent=False)
+            return None
+        self.last_error, self._retry_seconds, self._retry_at = None, 0.0, 0.0
+        return self._adopt(opened)
+
+    def _back_off(self, error: PoolerError, *, permanent: bool, at_once: float = 0.0) -> None:
+        retry_max = self.plan.settings.server_login_retry_seconds
+        self._retry_seconds = min(retry_max, self._retry_seconds * 2 or RETRY_FIRST_SECONDS)
+        wait = at_once or (retry_max if permanent else self._retry_seconds)
+        self._retry_at = monotonic() + wait
+        if not isinstance(error, NoPermit):
+            log.warning(Event.SESSION_OPEN_FAILED, database=self.plan.name, user=self.plan.user, reason=str(error))
+        if permanent:
+            self.last_error = error
+            self.refuse_waiting(error)
+
+    def refuse_waiting(self, error: PoolerError) -> None:
+        """Answer everybody who waits."""
+        waiting = [t for t in self.core.waiting if t.waiting]
+        for ticket in waiting:
+            if ticket.end(TicketState.REJECTED):
+                ticket.refused(error)
+
+    def _adopt(self, opened: OpenSession) -> ServerConn:
+        parts = self.parts
+        if self.greeting is None:
+            self.greeting = dict(opened.parameters)
+        server = ServerConn(parts.reactor, self, opened, parts.parameters_of(dict(opened.parameters)))
+        lifetime = self.plan.server_lifetime_seconds
+        if lifetime:
+            jitter = parts.random.uniform(1 - LIFETIME_JITTER, 1 + LIFETIME_JITTER)
+            server.expires_at = server.connected_at + lifetime * jitter
+        server.generation = self.core.generation
+        if parts.table is not None:
+            server.row = parts.table.take(self.plan.ledger, opened.permit, opened.pid)
+        parts.servers.add(server)
+        parts.reactor.add(server.fd, server.on_event)
+        self.sessions_opened += 1
+        return server
+
+    # ---- closing
+
+    def retire(self, server: ServerConn, reason: str) -> None:
+        """Close a session with proof; it is out of the core from now on."""
+        self.core.remove(server)
+        server.close_down()
+        self.core.closing += 1
+        self.parts.nursery.start_soon(self._close, server, reason)
+
+    async def _close(self, server: ServerConn, reason: str) -> None:
+        log.info(Event.SESSION_CLOSED, database=self.plan.name, permit=str(server.permit), reason=reason)
+        try:
+            if server.owed:  # something still runs there: Terminate alone would not be read before it ends
+                await cancel_and_wait(server, self.plan.settings.cancel_wait_timeout_seconds)
+            await close_session(self.parts.permits, server.opened, CLOSE_TIMEOUT_SECONDS)
+        finally:
+            self.core.closing -= 1
+            self._forget(server)
+        self.grow()
+
+    def session_ended(self, server: ServerConn, orderly: bool) -> None:
+        """The server ended it, or the connection broke."""
+        self.core.remove(server)
+        self.sessions_lost += 1
+        log.warning(Event.SESSION_LOST, database=self.plan.name, permit=str(server.permit), orderly=orderly)
+        self.core.closing += 1
+        self.parts.nursery.start_soon(self._end, server, orderly)
+
+    async def _end(self, server: ServerConn, orderly: bool) -> None:
+        try:
+            await session_ended(self.parts.permits, server.opened, orderly=orderly)
+        finally:
+            self.core.closing -= 1
+            self._forget(server)
+        self.grow()
+
+    def _forget(self, server: ServerConn) -> None:
+        self.sessions_closed += 1
+        self.parts.servers.discard(server)
+        if server.row is not None:
+            server.row.free()
+            server.row = None
+
+    def close_idle(self, reason: str, count: int | None = None) -> int:
+        """Close idle sessions (all, or so many); returns how many."""
+        taken: list[Any] = self.core.take_idle(len(self.core.idle) if count is None else count)
+        for server in taken:
+            self.retire(server, reason)
+        return len(taken)
+
+    def shed(self, count: int) -> None:
+        """Another worker waits for a permit: give so many sessions up as they fall idle."""
+        left = count - self.close_idle("another worker waits for its permit", count)
+        self.core.shed = min(len(self.core.active), self.core.shed + left)
+
+    # ---- what the ledger and the operator say
+
+    def epoch_changed(self, epoch: int, serving: bool) -> None:
+        """Sessions of another epoch serve nobody from here on."""
+        self.core.epoch, self.core.serving = epoch, serving
+        self.greeting = self.greeting if serving else None
+        self._drop_unusable()
+        self.wake()
+
+    def reconnect(self) -> None:
+        """Every session of now is closed as it falls idle."""
+        self.core.generation += 1
+        self._drop_unusable()
+        self.grow()
+
+    def _drop_unusable(self) -> None:
+        stale: list[Any] = self.core.retire_idle(monotonic(), float("-inf"), 0)
+        for server in stale:
+            self.retire(server, "its epoch or generation is over")
+
+    def pause(self) -> None:
+        """Grant nothing more; sessions in use go on."""
+        self.core.paused = True
+
+    def resume(self) -> None:
+        """Grant again."""
+        self.core.paused = False
+        self.wake()
+
+    def wake(self) -> None:
+        """Serve those who waited while nothing was granted."""
+        stale: list[Any] = self.core.wake(monotonic())
+        for server in stale:
+            self.retire(server, "its time is over")
+        self.grow()
+
+    def stop(self) -> None:
+        """The worker ends: refuse who waits, close what is idle; the rest closes as it falls idle."""
+        self.core.serving = False
+        self.refuse_waiting(NotServing("the pooler is shutting down"))
+        self.close_idle("the worker stops")
+
+    # ---- the face for tasks
+
+    @asynccontextmanager
+    async def checkout(self, timeout_seconds: float | None = None) -> AsyncIterator[TaskClient]:
+        """A session for a task, for as long as the block lasts.
+
+        Raises WaitEnded, NoPermit, NotServing or the server's login error. Whatever happens in the block, and
+        at whichever await it is cancelled, the session goes back, or is closed if it is not in step.
+        """
+        client = TaskClient(self)
+        ticket = client.ticket
+        wait = self.wait_timeout_seconds if timeout_seconds is None else timeout_seconds
+        now = monotonic()
+        ticket.start(now, now + wait)
+        server = self.request(ticket)
+        if server is not None:
+            client.bind(server)
+        try:
+            await client.bound()  # may raise Cancelled even if the ticket was granted meanwhile
+            yield client
+        finally:
+            if ticket.end(TicketState.CANCELLED):
+                self.withdrawn(ticket)
+            else:
+                client.give_back()
+
+    async def greeting_parameters(self, timeout_seconds: float) -> dict[bytes, bytes]:
+        """What a server of this pool says at login; opens a session if there has been none yet."""
+        if self.greeting is None:
+            async with self.checkout(timeout_seconds):
+                pass
+        if self.greeting is None:
+            raise NotServing("no server session could be opened")
+        return self.greeting
+
+    def expire(self, now: float) -> None:
+        """Answer tickets whose deadline has passed."""
+        for ticket in self.core.expired(now):
+            waited = now - ticket.queued_at
+            ticket.refused(WaitEnded(
+                f"query_wait_timeout: no session of database {self.plan.name!r} for user {self.plan.user!r} became "
+                f"free in {waited:.1f} s{self._why()}"))
+
+    def _why(self) -> str:
+        if self.core.paused:
+            return " (paused)"
+        return f" ({self.last_error})" if self.last_error is not None else ""
+
+

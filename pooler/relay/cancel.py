@@ -1,0 +1,62 @@
+"""Cancel requests to a server: sent for a ticket that is still in its transaction, and waited for.
+
+A session with a cancel in flight is not handed on until the server has closed that cancel's connection: only
+then can the signal no longer hit whoever comes next. Where that cannot be seen, the session is closed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import trio
+
+from pooler.net.dial import connect
+from pooler.net.stream import RawSocket
+from pooler.wire.messages import cancel_request
+
+if TYPE_CHECKING:
+    from pooler.relay.server import ServerConn
+
+
+async def cancel_for(server: ServerConn, aimed_at: object, timeout_seconds: float) -> None:
+    """Cancel what `aimed_at` (a client) runs on this session, if it still does when the connection stands."""
+    if server.client is not aimed_at or server.closing:
+        return
+    server.cancels += 1
+    ended = False
+    try:
+        ended = await _send(server, lambda: server.client is aimed_at and bool(server.owed), timeout_seconds)
+    finally:
+        server.cancels -= 1
+        if not ended and not server.closing:
+            server.retire = server.retire or "a cancel request was not seen to end"
+        if not server.cancels and server.client is None and not server.own and not server.closing:
+            server.free(monotonic())
+
+
+async def cancel_and_wait(server: ServerConn, timeout_seconds: float) -> bool:
+    """Cancel whatever runs on a session that is being closed. False if that was not seen to end."""
+    return await _send(server, lambda: True, timeout_seconds)
+
+
+async def _send(server: ServerConn, still: Callable[[], bool], timeout_seconds: float) -> bool:
+    with trio.move_on_after(timeout_seconds or None or float("inf")):
+        try:
+            sock: socket.socket = await connect(server.opened.backend.address)
+        except OSError:
+            return False
+        raw = RawSocket(sock)
+        try:
+            if not still():
+                return True
+            await raw.send_all(cancel_request(server.secret_key_data))
+            await raw.recv()  # the postmaster's child closes when the signal has been sent
+            return True
+        except (OSError, trio.BrokenResourceError):
+            return False
+        finally:
+            raw.close()
+    return False

@@ -1,0 +1,145 @@
+"""Parse, Bind, Describe and Close of a client, with statement names turned into the session's own.
+
+A client's name means a text (and parameter types); each session that serves it prepares that text once under
+a name of the pooler's. What has to be sent beside the client's own message is put before it, and what the
+server will answer is entered in `owed`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pooler.relay import owed as o
+from pooler.wire.prepared import (
+    Statement,
+    bind_names,
+    close_statement,
+    describe_statement,
+    describe_target,
+    parse_message,
+    parse_name_body,
+    rewrite_bind,
+)
+
+if TYPE_CHECKING:
+    from pooler.relay.client import ClientConn
+    from pooler.relay.server import ServerConn
+
+PARSE, BIND, DESCRIBE, CLOSE = 0x50, 0x42, 0x44, 0x43
+OWN_NAMES = b"pooler_"
+
+
+def extended_message(client: ClientConn, server: ServerConn, kind: int, message: bytes) -> bytes | None:
+    """What to send instead of `message`, None to send it as it is. Enters what will be answered.
+
+    `message` has its header; a Bind may lack its tail. Raises ProtocolViolation for a malformed one and
+    TooManyStatements at the limit.
+    """
+    if server.pool.passes_names:
+        server.owed.append(_AS_IS[kind] if kind != PARSE else o.Parsed(_NOBODY, b"", True))
+        return None
+    if kind == BIND:
+        return _bind(client, server, message)
+    if kind == PARSE:
+        return _parse(client, server, message)
+    return _describe(client, server, message) if kind == DESCRIBE else _close(client, server, message)
+
+
+_AS_IS = {BIND: o.BIND, DESCRIBE: o.DESCRIBE, CLOSE: o.CLOSE}
+_NOBODY = Statement(b"", b"")
+
+
+def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
+    name, body = parse_name_body(message, 5)
+    statement = client.prepared().add(name, body)
+    if not name:
+        assert statement is not None
+        server.statements.unnamed = statement
+        server.owed.append(o.Parsed(statement, name, True))
+        return None
+    if statement is None:  # the name is taken: let the server refuse a second Parse of it
+        statement = client.prepared().get(name)
+        assert statement is not None
+        before = _ensure(server, statement)
+        server.owed.append(o.Parsed(_NOBODY, b"", True))
+        return before + parse_message(statement)
+    if server.statements.touch(statement):
+        server.owed.append(o.Told(o.PARSE_COMPLETE, name))
+        return b""
+    before = _make_room(server, statement)
+    server.owed.append(o.Parsed(statement, name, True))
+    return before + parse_message(statement)
+
+
+def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
+    _, name, _ = bind_names(message, 5)
+    statement = client.statements.get(name) if client.statements is not None else None
+    before = _ready_for(server, name, statement)
+    server.owed.append(o.BIND)
+    if statement is not None:
+        server.residue |= statement.residue
+        if name:
+            return before + rewrite_bind(message, statement.server_name)
+    elif name.startswith(OWN_NAMES):
+        return rewrite_bind(message, b"_" + name)  # nobody reaches another client's statement by its name
+    return before + message if before else None
+
+
+def _describe(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
+    what, name = describe_target(message, 5)
+    if what == b"P":
+        server.owed.append(o.DESCRIBE)
+        return None
+    statement = client.statements.get(name) if client.statements is not None else None
+    before = _ready_for(server, name, statement)
+    server.owed.append(o.DESCRIBE)
+    if statement is not None and name:
+        return before + describe_statement(statement.server_name)
+    if name.startswith(OWN_NAMES):
+        return describe_statement(b"_" + name)
+    return before + message if before else None
+
+
+def _close(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
+    what, name = describe_target(message, 5)
+    if what == b"S" and name:
+        statement = client.statements.get(name) if client.statements is not None else None
+        if statement is not None:
+            client.prepared().close(name)
+        if statement is not None or name.startswith(OWN_NAMES):
+            server.owed.append(o.Told(o.CLOSE_COMPLETE, name, statement))
+            return b""
+    elif what == b"S":
+        server.statements.unnamed = None
+        if client.statements is not None:
+            client.statements.close(b"")
+    server.owed.append(o.CLOSE)
+    return None
+
+
+def _ready_for(server: ServerConn, name: bytes, statement: Statement | None) -> bytes:
+    """What to send first so that the session has what `name` means to the client."""
+    if name:
+        return b"" if statement is None else _ensure(server, statement)
+    if statement is server.statements.unnamed:
+        return b""
+    server.statements.unnamed = statement
+    if statement is None:  # somebody else's unnamed statement is there: it must not be found
+        server.owed.append(o.CLOSE_OWN)
+        return close_statement(b"")
+    server.owed.append(o.Parsed(statement, b"", False))
+    return parse_message(statement, b"")
+
+
+def _ensure(server: ServerConn, statement: Statement) -> bytes:
+    if server.statements.touch(statement):
+        return b""
+    before = _make_room(server, statement)
+    server.owed.append(o.Parsed(statement, b"", False))
+    return before + parse_message(statement)
+
+
+def _make_room(server: ServerConn, statement: Statement) -> bytes:
+    evicted = server.statements.add(statement)
+    server.owed.extend([o.CLOSE_OWN] * len(evicted))
+    return b"".join(close_statement(old.server_name) for old in evicted)

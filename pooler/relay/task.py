@@ -1,0 +1,128 @@
+"""A task as a client of a session: what `async with pool.checkout()` gives.
+
+It stands where a ClientConn stands, so that the session's reader needs no other path.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from pooler.admission.ticket import Ticket, TicketState
+from pooler.errors import BackendLost, PoolerError
+from pooler.relay import owed as o
+from pooler.wire.frames import FrameReader
+from pooler.wire.messages import query, read_data_row, read_fault
+
+if TYPE_CHECKING:
+    from pooler.pool.pool import Pool
+    from pooler.relay.server import ServerConn
+
+
+class QueryFailed(PoolerError):
+    """The server answered with an error; `code` is its SQLSTATE."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class TaskClient:
+    """One task's use of one session."""
+
+    holds = True  # the session stays until the block ends, whatever ReadyForQuery says
+    skip = 0
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.ticket = Ticket(self.bind, self._refuse, self)
+        self.parameters: Any = None
+        self.server: ServerConn | None = None
+        self._error: Exception | None = None
+        self._changed = trio.Event()
+        self._answer = FrameReader()
+
+    async def bound(self) -> None:
+        """Wait for the session. Raises what the ticket was refused with."""
+        if self.server is None and self._error is None:
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def query(self, sql: str) -> list[list[bytes | None]]:
+        """The rows of one simple query. Raises QueryFailed, BackendLost."""
+        server = self.server
+        if server is None:
+            raise BackendLost("the session is gone")
+        server.owed.append(o.QUERY)
+        server.residue |= self.pool.look(sql.encode())
+        server.write(query(sql))
+        rows: list[list[bytes | None]] = []
+        failure: QueryFailed | None = None
+        while True:
+            for frame in self._answer:
+                if frame.kind == b"D":
+                    rows.append(read_data_row(frame.body))
+                elif frame.kind == b"E":
+                    fault = read_fault(frame.body)
+                    failure = QueryFailed(fault.code, fault.message)
+                elif frame.kind == b"Z":
+                    if failure is not None:
+                        raise failure
+                    return rows
+            await self._more()
+
+    async def _more(self) -> None:
+        self._changed = trio.Event()
+        if self.server is not None:
+            await self._changed.wait()
+        if self.server is None:
+            raise BackendLost("the server went away")
+
+    def give_back(self) -> None:
+        """The block is over."""
+        server, self.server = self.server, None
+        if self.ticket.state is not TicketState.IN_TRANSACTION:
+            return
+        self.ticket.release()
+        if server is not None:
+            self.pool.client_left(server, self)
+
+    # ---- what a session calls
+
+    def bind(self, server: ServerConn) -> None:
+        """The ticket was granted."""
+        self.server = server
+        self.parameters = server.parameters
+        server.client = self
+        server.started_at = monotonic()
+        self._changed.set()
+
+    def _refuse(self, error: Exception) -> None:
+        self._error = error
+        self._changed.set()
+
+    def deliver(self, data: bytes) -> None:
+        """An answer."""
+        self._answer.feed(data)
+        self._changed.set()
+
+    def pause(self, paused: bool) -> None:
+        """Nothing to stop: a task sends one query at a time."""
+
+    def transaction_ended(self, now: float) -> None:
+        """Kept until the block ends."""
+
+    def server_lost(self, server: ServerConn, fatal: bytes) -> None:
+        """The session went away."""
+        self.server = None
+        self.ticket.release()
+        self._changed.set()
+
+    def did_not_happen(self, entry: o.Parsed | o.Told) -> None:
+        """A task prepares nothing."""
+
+    def forget_statements(self) -> None:
+        """A task prepares nothing."""
