@@ -1,7 +1,7 @@
 """What a new session is told about itself and its server, in one round trip.
 
 The ledger records these values; they come from the server, never from our clock. Also asks the server to
-notice by itself that we are gone while it runs a query (client_connection_check_interval, from PostgreSQL 14).
+notice by itself that we are gone while it runs a query (client_connection_check_interval, PostgreSQL 14+).
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def adopt(descriptor: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=descriptor)
     except OSError as fault:
-        raise UsageFault(f"descriptor {descriptor} is not a socket: {os.strerror(fault.errno or 0)}") from fault
+        raise UsageFault(f"descriptor {descriptor} is not a socket: {fault.strerror}") from fault
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         sock.detach()
         raise UsageFault(f"descriptor {descriptor} is not a listening socket")

@@ -1,0 +1,43 @@
+"""Cancel keys: the worker is in them, the rest cannot be guessed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pooler.wire import cancel_keys
+
+
+@given(
+    st.integers(0, cancel_keys.ORDINAL_MAX), st.binary(min_size=34, max_size=34), st.sampled_from([0, 1, 2]))
+def test_the_ordinal_comes_back_and_drivers_see_a_positive_number(
+    ordinal: int, random: bytes, minor: int
+) -> None:
+    key = cancel_keys.make_key(ordinal, random, protocol_minor=minor)
+    assert cancel_keys.ordinal_of(key) == ordinal
+    assert len(key) == (36 if minor == 2 else 8)
+    assert int.from_bytes(key[:4], "big", signed=True) > 0
+
+
+def test_every_random_bit_but_one_is_used() -> None:
+    base = cancel_keys.make_key(5, bytes(34), protocol_minor=2)
+    changed = 0
+    for bit in range(34 * 8):
+        random = (1 << bit).to_bytes(34, "big")
+        changed += cancel_keys.make_key(5, random, protocol_minor=2) != base
+    assert changed == 34 * 8 - 1
+
+
+@pytest.mark.parametrize("key", [b"", b"1234567", b"\xff" * 8, b"k" * 261])
+def test_a_key_that_no_worker_made_has_no_ordinal(key: bytes) -> None:
+    assert cancel_keys.ordinal_of(key) is None
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="ordinal"):
+        cancel_keys.make_key(65_536, bytes(34), protocol_minor=0)
+    with pytest.raises(ValueError, match="random"):
+        cancel_keys.make_key(1, bytes(33), protocol_minor=0)
+    assert cancel_keys.same_key(b"ab", b"ab")
+    assert not cancel_keys.same_key(b"ab", b"ac")
