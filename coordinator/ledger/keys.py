@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from coordinator.ledger.record import Kind
+from coordinator.store.api import prefix_end
+
+__all__ = ["SLOT_DIGITS", "DbKeys", "FleetKeys", "only", "prefix_end"]
 
 SLOT_DIGITS = 6
 
@@ -16,11 +19,6 @@ SLOT_DIGITS = 6
 def only(key: str) -> tuple[str, str]:
     """The range that holds this one key."""
     return key, key + "\0"
-
-
-def prefix_end(prefix: str) -> str:
-    """The first key after every key with this prefix (prefixes here end in '/')."""
-    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,12 @@ class FleetKeys:
 
     def worker_exit(self, boot_id: str) -> str:
         return self.root + "worker-exit/" + boot_id
+
+    def ordinals(self) -> str:
+        return self.root + "ordinal/"
+
+    def every_session(self) -> str:
+        return self.root + "session/"
 
     def ordinal(self, number: int) -> str:
         return f"{self.root}ordinal/{number:0{SLOT_DIGITS}d}"

@@ -17,6 +17,11 @@ import trio
 TXN_OPERATIONS_MAX = 128  # etcd's default --max-txn-ops
 
 
+def prefix_end(prefix: str) -> str:
+    """The first key after every key with this prefix (prefixes here end in '/')."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
 class StoreUnavailable(Exception):
     """The request was certainly not carried out (never sent, or refused whole)."""
 
@@ -63,7 +68,8 @@ class Field(StrEnum):
 class Compare:
     """`field` of `key` equals `revision`; with `range_end` it must hold for every key in [key, range_end).
 
-    An empty range satisfies any compare; so `create == 0` over a range is true only if the range is empty.
+    A key that is not there, and a range without keys, compare as revision 0; so `create == 0` over a range
+    holds only if the range is empty.
     """
 
     key: str
