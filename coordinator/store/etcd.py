@@ -86,6 +86,13 @@ async def open_etcd(
         finally:
             with trio.move_on_after(1, shield=True):
                 await store.close()
+            # gRPC's poller thread outlives this loop and may still tell it how cancelled calls ended: to a
+            # closed loop that is an error, raised in whichever loop the process runs then
+            loop.call_soon_threadsafe = _nobody_waits
+
+
+def _nobody_waits(*_: object) -> None:
+    """What a loop that is over does with a late callback."""
 
 
 class _Member:
