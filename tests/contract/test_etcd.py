@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import trio
 
 from coordinator.store.api import (
+    Entry,
     Lost,
     Put,
     StoreFull,
@@ -42,7 +44,8 @@ def small_etcd(tmp_path: Path, etcd: Etcd) -> Iterator[str]:
     child = Child(
         [binary, "--data-dir", tmp_path / "data", "--quota-backend-bytes", str(4 << 20), "--name", "small",
          "--listen-client-urls", urls[0], "--advertise-client-urls", urls[0], "--listen-peer-urls", urls[1],
-         "--initial-advertise-peer-urls", urls[1], "--initial-cluster", f"small={urls[1]}", "--logger", "zap"],
+         "--initial-advertise-peer-urls", urls[1], "--initial-cluster", f"small={urls[1]}",
+         "--logger", "zap"],
         tmp_path / "log")
     child.wait_until(lambda: _listens(client), "etcd listens")
     yield f"127.0.0.1:{client}"
@@ -110,12 +113,12 @@ async def test_a_write_that_gets_no_answer_is_unknown_and_a_read_is_not(make_etc
     assert child is not None
     async with open_etcd(own.endpoints, request_timeout_seconds=0.5) as store:
         await store.txn(Txn(puts=(Put("/a", b""),)))
-        subprocess.run(["kill", "-STOP", str(child.pid)], check=True)
+        os.kill(child.pid, signal.SIGSTOP)
         with pytest.raises(StoreUnknown):
             await store.txn(Txn((absent("/b"),), puts=(Put("/b", b""),)))
         with pytest.raises(StoreUnavailable):
             await store.read("/a")
-        subprocess.run(["kill", "-CONT", str(child.pid)], check=True)
+        os.kill(child.pid, signal.SIGCONT)
         with trio.fail_after(20):
             await settled(store)
 
@@ -149,7 +152,7 @@ async def test_a_killed_etcd_ends_its_watches_and_keeps_what_was_won(make_etcd: 
         assert found[0].value == b"kept"
 
 
-async def read_when_up(store: EtcdStore) -> tuple[object, ...]:
+async def read_when_up(store: EtcdStore) -> tuple[Entry, ...]:
     try:
         return (await store.read("/a")).entries
     except StoreUnavailable:
@@ -180,7 +183,8 @@ async def test_a_user_logs_in_with_its_password_and_a_wrong_one_is_refused(make_
     own = make_etcd()
     async with open_etcd(own.endpoints) as admin:
         await etcd_call(admin, "auth", "UserAdd", rpc.AuthUserAddRequest(name="root", password="secret"))
-        await etcd_call(admin, "auth", "UserGrantRole", rpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        role = rpc.AuthUserGrantRoleRequest(user="root", role="root")
+        await etcd_call(admin, "auth", "UserGrantRole", role)
         await etcd_call(admin, "auth", "AuthEnable", rpc.AuthEnableRequest())
     async with open_etcd(own.endpoints, user="root", password="secret") as store:
         assert isinstance(await store.txn(Txn(puts=(Put("/a", b""),))), Won)

@@ -117,7 +117,8 @@ async def test_a_compare_with_no_revision_only_reads(open_ground: OpenGround) ->
         await put(ground, "a")
         await put(ground, "b")
         key = ground.prefix + "a"
-        lost = await ground.store.txn(Txn((Compare(key, Field.MOD, -1),), reads=(span(key), (key, key + "~"))))
+        never = Compare(key, Field.MOD, -1)
+        lost = await ground.store.txn(Txn((never,), reads=(span(key), (key, key + "~"))))
         assert isinstance(lost, Lost)
         assert [len(entries) for entries in lost.reads] == [1, 1]
 
@@ -126,11 +127,11 @@ async def test_one_key_may_not_be_deleted_and_put(open_ground: OpenGround) -> No
     async with open_ground() as ground:
         key = ground.prefix + "a"
         await put(ground, "a")
-        with pytest.raises(ValueError, match="twice|duplicate"):
+        with pytest.raises(ValueError, match=r"twice|duplicate"):
             await ground.store.txn(Txn(puts=(Put(key, b""),), deletes=(key,)))
-        with pytest.raises(ValueError, match="twice|duplicate"):
+        with pytest.raises(ValueError, match=r"twice|duplicate"):
             await ground.store.txn(Txn(puts=(Put(key, b""), Put(key, b"2"))))
-        with pytest.raises(ValueError, match="twice|duplicate"):
+        with pytest.raises(ValueError, match=r"twice|duplicate"):
             await ground.store.txn(Txn(deletes=(key, key)))
         assert len((await ground.store.read(key)).entries) == 1
 
