@@ -14,6 +14,7 @@ import trio
 
 RECEIVE_BYTES = 16_384
 _LINGER_ZERO = struct.pack("ii", 1, 0)
+_CLOSE_WAIT = 8  # tcp_states.h: the peer has ended in order, and we have not
 
 
 class Broken(Exception):
@@ -39,6 +40,7 @@ class RawSocket:
     def __init__(self, sock: socket.socket, *, keepalive: KeepAlive | None = None) -> None:
         sock.setblocking(False)
         self._socket: socket.socket | None = sock
+        self._sending_ended = False
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if keepalive is not None:
@@ -57,7 +59,10 @@ class RawSocket:
         sock = self.plain
         while True:
             try:
-                return sock.recv(bytes_max)
+                data = sock.recv(bytes_max)
+                if not data and not self._sending_ended and not ended_in_order(sock):
+                    raise Broken("the connection was reset before")
+                return data
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(sock)
             except OSError as fault:
@@ -95,12 +100,13 @@ class RawSocket:
     def has_ended(self) -> bool:
         """Whether the peer's orderly end is already here with nothing unread before it."""
         try:
-            return not self.plain.recv(1, socket.MSG_PEEK)
+            return not self.plain.recv(1, socket.MSG_PEEK) and ended_in_order(self.plain)
         except OSError:
             return False
 
     def end_sending(self) -> None:
         """Tell the peer that nothing more comes (FIN); it may still send."""
+        self._sending_ended = True
         try:
             self.plain.shutdown(socket.SHUT_WR)
         except OSError:
@@ -124,6 +130,18 @@ class RawSocket:
         if self._socket is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
             self.close()
+
+
+def ended_in_order(sock: socket.socket) -> bool:
+    """Whether an end of file just read from this socket was the peer's own (FIN).
+
+    A reset is reported once, to whichever call meets it first, a send too; after that the kernel says "end of
+    file" as well. Only the state of the connection still tells the two apart, and only as long as we have not
+    ended our own side. Over a unix socket the peer's end is always its own.
+    """
+    if sock.family == socket.AF_UNIX:
+        return True
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSE_WAIT
 
 
 def _set_keepalive(sock: socket.socket, keepalive: KeepAlive) -> None:
