@@ -34,7 +34,7 @@ class ServerSaid(Exception):
         return self.fields.get("C", "")
 
 
-class Disconnected(Exception):
+class Disconnected(EOFError):
     """The server closed the connection."""
 
 
@@ -270,6 +270,12 @@ class RawClient:
         self.send(query(text))
         return rows_of(self.until_ready())
 
+    def table(self, text: str) -> tuple[list[str], list[list[str | None]]]:
+        """A simple query's column names and rows. Raises ServerSaid."""
+        self.send(query(text))
+        said = self.until_ready()
+        return column_names(next((each.body for each in said if each.type == "T"), b"\0\0")), rows_of(said)
+
     def is_closed(self) -> bool:
         """Waits for the server's end of the connection; False when a message comes instead."""
         try:
@@ -288,6 +294,16 @@ class RawClient:
         """End with a reset."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
+
+
+def column_names(body: bytes) -> list[str]:
+    """The names in a RowDescription."""
+    names, at = [], 2
+    for _ in range(int.from_bytes(body[:2])):
+        end = body.index(b"\0", at)
+        names.append(body[at:end].decode())
+        at = end + 19
+    return names
 
 
 def rows_of(said: Sequence[Message]) -> list[list[str | None]]:

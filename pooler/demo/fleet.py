@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from pooler.demo.process import Child, PartFailed, free_ports, process_ids
+from pooler.demo.process import Child, free_ports, process_ids, started_at
 
 _PORTS_PER_KIND = 8  # room for so many workers
 
@@ -124,10 +124,8 @@ class Fleet:
     ) -> None:
         """Run it, ready or not."""
         argv: list[str | Path] = [sys.executable, "-m", "pooler.cli.main", "fleet", "run", "-c", self.config]
-        places = (str(_sources()), os.environ.get("PYTHONPATH"))
-        import_path = os.pathsep.join(place for place in places if place)
         self.child = Child(argv, self.log, die_signal=die_signal,
-                           env={"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **(env or {})})
+                           env={"PYTHONPATH": import_path(), "PYTHONUNBUFFERED": "1", **(env or {})})
 
     def is_ready(self) -> bool:
         """Coordinator and all workers."""
@@ -151,9 +149,9 @@ class Fleet:
         """End it; returns the processes that were left over (and kills them): must be none."""
         if self.child is None:
             return set()
-        before = {pid: _started(pid) for pid in self.processes()}
+        before = {pid: started_at(pid) for pid in self.processes()}
         self.child.stop(how, timeout_seconds)
-        left = {pid for pid, started in before.items() if started and _started(pid) == started}
+        left = {pid for pid, started in before.items() if started and started_at(pid) == started}
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         return left
@@ -195,7 +193,7 @@ def listener_pid(port: int, among: set[int]) -> int | None:
         if (words := line.split())[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port
     }
     holders = [pid for pid in among if inodes & _open_files(pid)]
-    return max(holders, key=lambda pid: int(_started(pid) or 0), default=None)
+    return max(holders, key=lambda pid: int(started_at(pid) or 0), default=None)
 
 
 def _open_files(pid: int) -> set[str]:
@@ -205,19 +203,7 @@ def _open_files(pid: int) -> set[str]:
         return set()
 
 
-def _started(pid: int) -> str:
-    """The start time of a process; empty when it is gone or only waits to be reaped."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if words[0] == "Z" else words[19]
-
-
-def _sources() -> Path:
-    """The folder `pooler` is imported from, so that the child runs the same code."""
-    import pooler
-
-    if pooler.__file__ is None:
-        raise PartFailed("the package pooler has no file")
-    return Path(pooler.__file__).parent.parent
+def import_path() -> str:
+    """A PYTHONPATH under which a child runs the same code as we do."""
+    sources = str(Path(__file__).parent.parent.parent)
+    return os.pathsep.join(place for place in (sources, os.environ.get("PYTHONPATH")) if place)

@@ -10,6 +10,7 @@ import ctypes
 import os
 import pwd
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -146,6 +147,20 @@ def accepts(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0
+
+
+def started_at(pid: int) -> str:
+    """When a process started, in the kernel's ticks; empty when it is gone or only waits to be reaped."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if words[0] == "Z" else words[19]
+
+
+def has_ended(pidfd: int, timeout_seconds: float) -> bool:
+    """Wait for the end of any process by its pidfd; False when the time is over first."""
+    return bool(select.select([pidfd], [], [], timeout_seconds)[0])
 
 
 def process_ids(parent: int) -> set[int]:
