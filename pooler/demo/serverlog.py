@@ -103,18 +103,17 @@ def overlap_max(
 ) -> tuple[int, list[Interval]]:
     """The largest number of `counted` sessions at one moment, and which they were then."""
     chosen = [interval for interval in intervals if counted(interval)]
-    starts = {interval.start_line: interval for interval in chosen}
-    ends = {interval.end_line for interval in chosen if interval.end_line is not None}
+    steps = [(each.start_line, True, each) for each in chosen]
+    steps += [(each.end_line, False, each) for each in chosen if each.end_line is not None]
     alive: dict[int, Interval] = {}
     most: list[Interval] = []
-    for line in sorted(starts.keys() | ends):
-        if line in starts:
-            alive[starts[line].pid] = starts[line]
+    for _, begins, each in sorted(steps, key=lambda step: step[:2]):  # of one line the end comes first
+        if begins:
+            alive[each.start_line] = each
             if len(alive) > len(most):
                 most = list(alive.values())
         else:
-            ended = next(pid for pid, interval in alive.items() if interval.end_line == line)
-            del alive[ended]
+            del alive[each.start_line]
     return len(most), most
 
 
