@@ -300,7 +300,7 @@ class _Gate:
 
     async def _take_string(self) -> bytes:
         body = await self._take_body()
-        if body.find(b"\0") != len(body) - 1:
+        if not body or body.find(b"\0") != len(body) - 1:
             raise ProtocolViolation("invalid password packet size")
         return body[:-1]
 
