@@ -118,7 +118,7 @@ def decode_document(raw: bytes) -> dict[str, Any]:
 
 
 def decode_policy(raw: bytes) -> Policy:
-    """The policy of a stored generation. Raises PolicyRefused when a newer version wrote what we cannot read."""
+    """The policy of a stored generation. Raises PolicyRefused for what a newer version wrote."""
     return parse_policy(decode_document(raw))
 
 

@@ -1,0 +1,84 @@
+"""Backend epochs: what the next one is, and the writes that move them. Every write compares what was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from coordinator.ledger.keys import DbKeys
+from coordinator.ledger.record import Backend, Epoch, EpochState, Worker
+from coordinator.store.api import Compare, Entry, Put, Store, Txn, Won, absent, unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEntry:
+    """An epoch as it was read, with the revision that a write compares."""
+
+    epoch: Epoch
+    mod_revision: int
+
+
+class NoEpoch(Exception):
+    """The ledger has no backend epoch yet: it was never started."""
+
+
+def draining(epoch: Epoch, *, timeout_seconds: float, now_us: int, reason: str) -> Epoch:
+    """The same epoch without new grants; its busy sessions are cancelled after `timeout_seconds`."""
+    return replace(epoch, state=EpochState.DRAINING, since_us=now_us, reason=reason,
+                   drain_timeout_seconds=timeout_seconds)
+
+
+def active_again(epoch: Epoch, *, now_us: int, reason: str) -> Epoch:
+    """A drain that was given up: the same epoch grants again."""
+    return replace(epoch, state=EpochState.ACTIVE, since_us=now_us, reason=reason, drain_timeout_seconds=0.0)
+
+
+def advanced(
+    epoch: Epoch, backend: Backend, *, now_us: int, reason: str, drain_timeout_seconds: float = 0.0
+) -> Epoch:
+    """The next epoch, granting at `backend`; what is left of older ones ends within the drain timeout."""
+    return replace(epoch, number=epoch.number + 1, state=EpochState.ACTIVE, backend=backend, since_us=now_us,
+                   reason=reason, drain_timeout_seconds=drain_timeout_seconds)
+
+
+def not_acknowledged(epoch: int, db: str, workers: dict[str, Worker]) -> list[str]:
+    """Boot ids of live workers that may still grant a session of an older epoch."""
+    return sorted(boot_id for boot_id, worker in workers.items() if worker.epochs.get(db, 0) < epoch)
+
+
+async def read_epoch(store: Store, keys: DbKeys) -> EpochEntry:
+    """Raises NoEpoch, StoreUnavailable."""
+    snapshot = await store.read(keys.epoch())
+    if not snapshot.entries:
+        raise NoEpoch(f"{keys.database}: no backend epoch; start the fleet once")
+    return _entry(snapshot.entries[0])
+
+
+async def swap_epoch(
+    store: Store, keys: DbKeys, before: EpochEntry, after: Epoch, *compares: Compare,
+    puts: tuple[Put, ...] = (),
+) -> EpochEntry | None:
+    """Writes `after` if the epoch still stands as it was read and `compares` hold; None: it does not.
+
+    Raises StoreUnavailable; StoreUnknown, after which the epoch must be read again.
+    """
+    outcome = await store.txn(Txn(
+        (unchanged(keys.epoch(), before.mod_revision), *compares),
+        (Put(keys.epoch(), after.encode()), *puts)))
+    return EpochEntry(after, outcome.revision) if isinstance(outcome, Won) else None
+
+
+async def back_to_active(store: Store, keys: DbKeys, now_us: int, *, fence: Compare) -> bool:
+    """A DRAINING epoch whose command is gone grants again; True if this call made it so."""
+    snapshot = await store.read(keys.epoch(), keys.drain())
+    found = {entry.key: entry for entry in snapshot.entries}
+    if keys.drain() in found or keys.epoch() not in found:
+        return False
+    before = _entry(found[keys.epoch()])
+    if before.epoch.state is not EpochState.DRAINING:
+        return False
+    after = active_again(before.epoch, now_us=now_us, reason="the draining command is gone")
+    return await swap_epoch(store, keys, before, after, absent(keys.drain()), fence) is not None
+
+
+def _entry(entry: Entry) -> EpochEntry:
+    return EpochEntry(Epoch.decode(entry.value), entry.mod_revision)

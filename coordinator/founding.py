@@ -1,0 +1,161 @@
+"""The first start of a ledger: its head, its first backend epoch, its first policy generation.
+
+Each is created only if it does not exist, so that any number of coordinators may try. A policy file that
+differs from the active generation changes nothing: it is reported, and the active one holds.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from coordinator.events import Event
+from coordinator.ledger.keys import DbKeys, FleetKeys
+from coordinator.ledger.proofs import Look
+from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, LedgerHead, LedgerState
+from coordinator.looks import Eyes, LookFailed
+from coordinator.policy import PolicyRefused, decode_document, encode_policy, load_policy
+from coordinator.spec import DatabaseSpec
+from coordinator.store.api import Put, Store, Txn, absent
+from coordinator.view import View
+
+_log = structlog.get_logger("coordinator.founding")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The backend an epoch begins with, and the look that showed it (None: no monitor login)."""
+
+    backend: Backend
+    look: Look | None
+
+
+class Founder:
+    """Brings the ledgers of this coordinator into being, step by step, as far as each step can go."""
+
+    def __init__(
+        self, store: Store, keys: FleetKeys, ledgers: dict[str, tuple[DatabaseSpec, ...]], eyes: Eyes, *,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._ledgers = ledgers
+        self._eyes = eyes
+        self._now_us = now_us
+        self._said: dict[tuple[str, str], str] = {}
+
+    async def found(self, view: View) -> bool:
+        """Creates what `view` lacks; True if something was written.
+
+        Raises StoreUnavailable, StoreUnknown.
+        """
+        if view.lost or not view.reachable:
+            return False
+        keys, specs = self._keys.db(view.db), self._ledgers[view.db]
+        written = False
+        if view.alias is None:
+            written |= await self._publish(keys, specs)
+        else:
+            await self._compare_policy(view, keys, specs)
+        if view.epoch is None or view.head is None:
+            written |= await self._begin(view, keys, specs)
+        return written
+
+    async def _begin(self, view: View, keys: DbKeys, specs: Sequence[DatabaseSpec]) -> bool:
+        found = await self.find_backend(view.db)
+        if found is None:
+            return False
+        compares, puts = [], []
+        if view.epoch is None:
+            epoch = Epoch(1, EpochState.ACTIVE, found.backend, self._now_us(), "first start")
+            compares.append(absent(keys.epoch()))
+            puts.append(Put(keys.epoch(), epoch.encode()))
+        if view.head is None:
+            head = LedgerHead(secrets.token_hex(16), LedgerState.ACTIVE, secrets.token_hex(4))
+            compares.append(absent(keys.ledger()))
+            puts.append(Put(keys.ledger(), head.encode()))
+        await self._store.txn(Txn(tuple(compares), tuple(puts)))
+        if view.head is None:
+            _log.info(Event.LEDGER_CREATED, database=view.db, backend=found.backend.address)
+            self._name_strangers(view.db, found, specs)
+        return True
+
+    async def find_backend(self, db: str) -> Found | None:
+        """The host to begin with: the primary for role write, for read a standby if one answers."""
+        specs = self._ledgers[db]
+        hosts = tuple(dict.fromkeys(host for spec in specs for host in spec.hosts))
+        if not any(spec.monitor for spec in specs):
+            self._say(Event.NO_BACKEND_FOUND, db, "no monitor login: the first host is taken on trust, "
+                                                  "and no session in SESSION_UNKNOWN can be looked up")
+            return Found(Backend(hosts[0]), None)
+        faults, looks = [], []
+        for host in hosts:
+            try:
+                looks.append(await self._eyes.look(host))
+            except LookFailed as failed:
+                faults.append(str(failed))
+        writes = specs[0].role == "write"
+        fit = [look for look in looks if not (writes and look.backend.in_recovery)]
+        fit.sort(key=lambda look: not look.backend.in_recovery)  # stable: hosts keep their order
+        if not fit:
+            faults.extend(f"{look.backend.address}: is in recovery" for look in looks)
+            self._say(Event.NO_BACKEND_FOUND, db, "; ".join(faults))
+            return None
+        return Found(fit[0].backend, fit[0])
+
+    async def _publish(self, keys: DbKeys, specs: Sequence[DatabaseSpec]) -> bool:
+        text = next((spec.policy for spec in specs if spec.policy), None)
+        if text is None:
+            self._say(Event.POLICY_REFUSED, keys.database, "no policy file is configured, none is published")
+            return False
+        try:
+            policy, document = load_policy(text)
+        except PolicyRefused as refused:
+            self._say(Event.POLICY_REFUSED, keys.database, str(refused))
+            return False
+        if policy.database != keys.database:
+            self._say(Event.POLICY_REFUSED, keys.database, f"database: the file is for {policy.database!r}")
+            return False
+        generation = keys.policy(policy.generation)
+        puts = (Put(keys.alias(), Alias(active=policy.generation).encode()),
+                Put(generation, encode_policy(document)))
+        await self._store.txn(Txn((absent(keys.alias()), absent(generation)), puts))
+        _log.info(Event.POLICY_PUBLISHED, database=keys.database, generation=policy.generation)
+        return True
+
+    async def _compare_policy(self, view: View, keys: DbKeys, specs: Sequence[DatabaseSpec]) -> None:
+        """Says so, once, when the file is not what is active."""
+        text = next((spec.policy for spec in specs if spec.policy), None)
+        if text is None or view.alias is None or (Event.POLICY_DIFFERS, view.db) in self._said:
+            return
+        self._said[Event.POLICY_DIFFERS, view.db] = "compared"
+        try:
+            policy, document = load_policy(text)
+        except PolicyRefused as refused:
+            self._say(Event.POLICY_REFUSED, view.db, str(refused))
+            return
+        stored = await self._store.read(keys.policy(view.alias.active))
+        if stored.entries and decode_document(stored.entries[0].value) != document:
+            _log.warning(Event.POLICY_DIFFERS, database=view.db, file_generation=policy.generation,
+                         active_generation=view.alias.active)
+
+    def _name_strangers(self, db: str, found: Found, specs: Sequence[DatabaseSpec]) -> None:
+        """Sessions that were there before the ledger: it does not count them."""
+        if found.look is None:
+            return
+        names = {spec.dbname for spec in specs}
+        strangers = Counter(
+            str(row.user) for row in found.look.rows if row.is_client and row.dbname in names)
+        if strangers:
+            _log.warning(Event.LEDGER_STRANGERS_AT_START, database=db, sessions_by_role=dict(strangers))
+
+    def _say(self, event: Event, db: str, why: str) -> None:
+        """One line, and again only when the reason changes."""
+        if self._said.get((event, db)) != why:
+            self._said[event, db] = why
+            _log.warning(event, database=db, why=why)

@@ -1,0 +1,229 @@
+"""Reservations of this host's workers: one try at once, then first come, first served until the wait is over.
+
+A request that is given up with an outcome unknown is voided in the background until etcd has it, so that
+whatever it may have taken, or may yet take, comes back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import structlog
+import trio
+
+from coordinator.events import Event
+from coordinator.ledger.ledger import Granted, Ledger, Voided
+from coordinator.ledger.reservation import Reserve
+from coordinator.ledger.rules import Code, Refused
+from coordinator.link import LinkLost
+from coordinator.registry import Local, Registry
+from coordinator.store.api import Compacted, Store, StoreUnavailable, StoreUnknown
+from coordinator.view import Views
+from coordinator.waiting import WAITED_FOR, Holding, Pool, Queue, Round, Waiter, choose_shed
+
+TICK_SECONDS = 1.0  # a watch is a hint: waiters also try at this pace
+VOID_BACKOFF_SECONDS = 0.5
+UNREACHABLE = Refused(Code.LEDGER_UNAVAILABLE, "etcd does not answer")
+
+_log = structlog.get_logger("coordinator.granting")
+
+
+class _Turn:
+    """The right to try once: given by the pump, answered by the waiter or by its leaving."""
+
+    def __init__(self) -> None:
+        self.given = trio.Event()
+        self.over = trio.Event()
+        self.refused: Code | None = None
+
+    def end(self, refused: Code | None) -> None:
+        self.refused = refused
+        self.over.set()
+
+
+class _Line:
+    """The queue of one ledger and what stirs it."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.turns: dict[Waiter, _Turn] = {}
+        self.stirred = trio.Event()
+        self.occupied = trio.Event()
+        self.empty = trio.Event()
+
+
+class Granting:
+    """Reserves for this host's workers; `run` must be running."""
+
+    def __init__(
+        self, store: Store, views: Views, ledgers: dict[str, Ledger], registry: Registry, *, host: str
+    ) -> None:
+        self._store = store
+        self._views = views
+        self._ledgers = ledgers
+        self._registry = registry
+        self._host = host
+        self._lines = {db: _Line() for db in ledgers}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Gives turns to those who wait."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for db in self._lines:
+                nursery.start_soon(self._pump, db)
+                nursery.start_soon(self._watch, db)
+
+    def stir(self, db: str) -> None:
+        """A slot or seat may be free, or the ledger is back: let the waiters try."""
+        self._lines[db].stirred.set()
+
+    def waiting(self) -> dict[str, int]:
+        """How many wait, by database."""
+        return {db: len(line.queue) for db, line in self._lines.items()}
+
+    async def reserve(self, local: Local, db: str, ask: Reserve, wait_seconds: float) -> Granted | Refused:
+        """A permit within `wait_seconds`, or the last reason why not."""
+        line, pool = self._lines[db], Pool(db, ask.dbname, ask.user)
+        deadline = trio.current_time() + wait_seconds
+        local.asking += 1
+        try:
+            outcome: Granted | Refused = Refused(Code.FULL, "others wait already")
+            if not line.queue.must_wait_behind(pool):
+                outcome = await self._try(db, ask, deadline)
+            if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and wait_seconds > 0:
+                waiter = Waiter(local.boot_id, pool, outcome.code)
+                outcome = await self._wait(line, waiter, ask, deadline, outcome)
+        finally:
+            local.asking -= 1
+        if isinstance(outcome, Granted):
+            self._note(local, db, pool, ask, outcome)
+        elif not outcome.settled:
+            self._void_later(local, db, ask)
+        return outcome
+
+    def freed(self, local: Local, db: str, pool: Pool) -> None:
+        """One permit of this pool was given back by this worker: whoever asked it to shed may ask again."""
+        line = self._lines[db]
+        holding = Holding(local.boot_id, pool)
+        for waiter in line.queue:
+            if waiter.shed == holding:
+                waiter.shed = None
+                break
+        self.stir(db)
+
+    def _note(self, local: Local, db: str, pool: Pool, ask: Reserve, granted: Granted) -> None:
+        local.permits[db, granted.permit] = pool
+        local.requests[ask.request_id] = (db, granted.permit)
+        _log.debug(Event.PERMIT_RESERVED, database=db, permit=str(granted.permit), worker=local.boot_id)
+
+    async def _try(self, db: str, ask: Reserve, deadline: float) -> Granted | Refused:
+        """One attempt; past the deadline (and a short grace for a first try) its outcome is unknown."""
+        if not self._views.views[db].reachable:
+            return UNREACHABLE
+        with trio.move_on_at(max(deadline, trio.current_time() + TICK_SECONDS)):
+            return await self._ledgers[db].reserve(ask)
+        return Refused(Code.LEDGER_UNAVAILABLE, "no answer in time", settled=False)
+
+    async def _wait(
+        self, line: _Line, waiter: Waiter, ask: Reserve, deadline: float, last: Refused
+    ) -> Granted | Refused:
+        """Waits for turns. What an earlier try left unknown stays unknown, unless a later one is granted."""
+        db, settled = waiter.pool.db, last.settled
+        turn = line.turns[waiter] = _Turn()
+        line.queue.join(waiter)
+        line.occupied.set()
+        try:
+            while trio.current_time() < deadline:
+                self._ask_for_room(line, waiter)
+                with trio.move_on_at(deadline):
+                    await turn.given.wait()
+                if not turn.given.is_set():
+                    break
+                outcome = await self._try(db, ask, deadline)
+                if isinstance(outcome, Granted) or outcome.code not in WAITED_FOR:
+                    return outcome
+                last, waiter.reason = outcome, outcome.code
+                settled = settled and outcome.settled
+                turn.end(outcome.code)
+                turn = line.turns[waiter] = _Turn()
+        finally:
+            turn.end(None)
+            line.queue.leave(waiter)
+            del line.turns[waiter]
+            if not line.queue:
+                line.occupied = trio.Event()
+                line.empty.set()
+        return Refused(last.code, last.detail, settled=settled)
+
+    def _ask_for_room(self, line: _Line, waiter: Waiter) -> None:
+        """Asks one worker to shed one session for this waiter, unless one was asked already."""
+        if waiter.reason not in (Code.FULL, Code.SEATS_FULL):
+            return
+        linked = self._registry.linked()
+        if waiter.shed is not None and waiter.shed.boot_id in linked:
+            return
+        asked = Counter(each.shed for each in line.queue if each.shed is not None and each is not waiter)
+        waiter.shed = choose_shed(waiter, self._registry.holdings(), asked, linked)
+        if waiter.shed is None:
+            return
+        holder, pool = self._registry.workers[waiter.shed.boot_id], waiter.shed.pool
+        if holder.link is not None:
+            try:
+                holder.link.notify("shed", db=pool.db, dbname=pool.dbname, user=pool.user, count=1)
+            except LinkLost:
+                waiter.shed = None
+                return
+        _log.debug(Event.SHED_ASKED, database=pool.db, worker=holder.boot_id, user=pool.user)
+
+    async def _pump(self, db: str) -> None:
+        """Whenever something changed, the waiters try in their order, one at a time."""
+        line = self._lines[db]
+        while True:
+            await line.occupied.wait()
+            with trio.move_on_after(TICK_SECONDS):
+                await line.stirred.wait()
+            line.stirred = trio.Event()
+            this = Round()
+            for waiter in line.queue:
+                turn = line.turns.get(waiter)
+                if turn is None or not this.may_try(waiter):
+                    continue
+                turn.given.set()
+                await turn.over.wait()
+                if turn.refused is not None:
+                    this.refused(waiter, turn.refused)
+
+    async def _watch(self, db: str) -> None:
+        """While somebody waits: slots that other hosts free."""
+        line = self._lines[db]
+        while True:
+            await line.occupied.wait()
+            line.empty = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_frees, db)
+                await line.empty.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _watch_frees(self, db: str) -> None:
+        prefix = self._ledgers[db].keys.sessions()
+        while True:
+            try:
+                async with self._store.watch(prefix, after=self._views.views[db].revision) as changes:
+                    async for batch in changes:
+                        if any(change.entry is None for change in batch):
+                            self.stir(db)
+            except (StoreUnavailable, StoreUnknown, Compacted):
+                pass
+            await trio.sleep(TICK_SECONDS)  # noqa: TID251 - a broken watch: the ticks go on meanwhile
+
+    def _void_later(self, local: Local, db: str, ask: Reserve) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self._void, local, db, ask)
+
+    async def _void(self, local: Local, db: str, ask: Reserve) -> None:
+        while not local.exited:  # its reservations end with its registration then
+            if isinstance(await self._ledgers[db].void(ask.request_id, local.boot_id, ask.kind), Voided):
+                self.stir(db)
+                return
+            await trio.sleep(VOID_BACKOFF_SECONDS)  # noqa: TID251 - back-off towards the store

@@ -1,0 +1,186 @@
+"""/healthz, /readyz, /metrics and the ledger as JSON: read-only, what the coordinator knows now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from coordinator.events import Event
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.snapshot import LedgerSnapshot
+from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
+from coordinator.view import View
+
+SCRAPE_TIMEOUT_SECONDS = 5.0
+
+_log = structlog.get_logger("coordinator.http")
+
+
+class Shown(Protocol):
+    """What the pages are made of: the coordinator."""
+
+    @property
+    def store(self) -> Store: ...
+    @property
+    def ledgers(self) -> dict[str, Ledger]: ...
+    def views_now(self) -> Mapping[str, View]: ...
+    def figures(self) -> Figures: ...
+    async def sums(self) -> list[dict[str, Any]]: ...
+    async def rows(self) -> list[dict[str, Any]]: ...
+
+
+class Figures:
+    """Numbers at scrape time."""
+
+    def __init__(
+        self, *, leading: bool, workers_linked: int, waiting: Mapping[str, int],
+        unknown_age_seconds: Mapping[str, float], released: Mapping[str, int], requests: Mapping[str, int],
+    ) -> None:
+        self.leading = leading
+        self.workers_linked = workers_linked
+        self.waiting = waiting
+        self.unknown_age_seconds = unknown_age_seconds
+        self.released = released
+        self.requests = requests
+
+
+class _Scrape(Collector):
+    """One scrape's metrics: made from snapshots, kept nowhere."""
+
+    def __init__(
+        self, figures: Figures, views: Mapping[str, View], held: Mapping[str, LedgerSnapshot]
+    ) -> None:
+        self._figures = figures
+        self._views = views
+        self._held = held
+
+    def collect(self) -> Iterable[Metric]:
+        figures = self._figures
+        yield GaugeMetricFamily(
+            "pooler_coordinator_leader", "1 while this coordinator leads", figures.leading)
+        yield GaugeMetricFamily(
+            "pooler_coordinator_workers", "Workers of this host with a link", figures.workers_linked)
+        yield _by(GaugeMetricFamily, "pooler_coordinator_waiters", "Reservations that wait", "database",
+                  figures.waiting)
+        yield _by(GaugeMetricFamily, "pooler_ledger_unknown_age_seconds",
+                  "Age of the oldest permit in SESSION_UNKNOWN (leader)", "database",
+                  figures.unknown_age_seconds)
+        yield _by(CounterMetricFamily, "pooler_ledger_proofs_total", "Permits freed after a look, by proof",
+                  "proof", figures.released)
+        yield _by(CounterMetricFamily, "pooler_etcd_requests_total", "Requests to etcd, by kind", "kind",
+                  figures.requests)
+        yield _by(GaugeMetricFamily, "pooler_ledger_reachable", "1 while etcd answers", "database",
+                  {db: int(view.reachable) for db, view in self._views.items()})
+        yield _by(GaugeMetricFamily, "pooler_ledger_epoch", "Backend epoch", "database",
+                  {db: view.epoch.number for db, view in self._views.items() if view.epoch})
+        yield self._permits()
+        yield self._slots()
+
+    def _permits(self) -> Metric:
+        family = GaugeMetricFamily(
+            "pooler_session_permits", "Session permits held", labels=("database", "kind", "state"))
+        for db, snapshot in self._held.items():
+            counts = Counter((str(h.session.kind), str(h.session.state)) for h in snapshot.sessions)
+            for (kind, state), count in counts.items():
+                family.add_metric((db, kind, state), count)
+        return family
+
+    def _slots(self) -> Metric:
+        family = GaugeMetricFamily(
+            "pooler_session_slots", "Slots of the active policy", labels=("database", "kind"))
+        for db, snapshot in self._held.items():
+            limits = snapshot.active_limits
+            if limits is not None:
+                family.add_metric((db, "main"), limits.main)
+                family.add_metric((db, "reserve"), limits.reserve)
+                family.add_metric((db, "admin"), limits.admin)
+        return family
+
+
+def _by(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, text: str, label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    family = kind(name, text, labels=(label,))
+    for value, number in values.items():
+        family.add_metric((value,), number)
+    return family
+
+
+def make_app(shown: Shown) -> Starlette:
+    """The pages."""
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def readyz(request: Request) -> Response:
+        problems = not_ready(shown.views_now())
+        return PlainTextResponse("\n".join(problems or ["ready"]) + "\n", 503 if problems else 200)
+
+    async def metrics(request: Request) -> Response:
+        held: dict[str, LedgerSnapshot] = {}
+        for db, ledger in shown.ledgers.items():
+            with trio.move_on_after(SCRAPE_TIMEOUT_SECONDS):
+                try:
+                    held[db] = await ledger.snapshot()
+                except (StoreUnavailable, StoreUnknown, ValueError):
+                    continue  # pooler_ledger_reachable says so
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Scrape(shown.figures(), shown.views_now(), held))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def ledger(request: Request) -> Response:
+        try:
+            with trio.fail_after(SCRAPE_TIMEOUT_SECONDS):
+                return JSONResponse({"ledgers": await shown.sums(), "sessions": await shown.rows()})
+        except (StoreUnavailable, StoreUnknown, trio.TooSlowError) as why:
+            return JSONResponse({"error": f"etcd does not answer: {why}"}, 503)
+
+    return Starlette(routes=[
+        Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics),
+        Route("/api/ledger", ledger),
+    ])
+
+
+def not_ready(views: Mapping[str, View]) -> list[str]:
+    """One line for each ledger that cannot grant."""
+    problems = []
+    for db, view in views.items():
+        if not view.reachable:
+            problems.append(f"{db}: etcd does not answer")
+        elif view.lost:
+            problems.append(f"{db}: the ledger is lost: {view.lost}")
+        elif not view.complete:
+            missing = [name for name, value in (("ledger", view.head), ("epoch", view.epoch),
+                                                ("policy", view.policy)) if value is None]
+            problems.append(f"{db}: no {', no '.join(missing)} yet")
+    return problems
+
+
+async def serve_http(fd: int, shown: Shown) -> None:
+    """Serves the pages on an inherited listening socket until cancelled."""
+    config = Config()
+    config.bind = [f"fd://{fd}"]
+    config.accesslog = None
+    config.errorlog = None
+    config.include_server_header = False
+    try:
+        await serve(make_app(shown), config, shutdown_trigger=trio.sleep_forever)  # type: ignore[arg-type]
+    except OSError as fault:
+        _log.error(Event.SOMETHING_FAILED, why=f"http: {fault}")
+

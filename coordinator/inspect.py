@@ -1,0 +1,234 @@
+"""What people and commands see of a ledger: the sum line, one row per permit, and an operator's attestation.
+
+Works on a store alone, so that a dead fleet can be inspected. Times shown come from records and this
+machine's clock; nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.ledger import Applied, Ledger
+from coordinator.ledger.proofs import Look
+from coordinator.ledger.record import Attestation, Kind, Permit, Session
+from coordinator.ledger.rules import Release
+from coordinator.ledger.snapshot import Held, LedgerSnapshot
+from coordinator.ledger.states import Actor, Proof, SessionState
+from coordinator.looks import Eyes, LookFailed
+from coordinator.session_table import (
+    Activity,
+    Doing,
+    TableUnreadable,
+    list_tables,
+    read_head,
+    read_table,
+    table_path,
+)
+from coordinator.store.api import Put, Store, Txn, absent
+
+Activities = Mapping[tuple[str, Permit], Doing]
+
+
+def read_activities(run_dir: Path) -> dict[tuple[str, Permit], Doing]:
+    """What each session of this host's tables is doing; a table that cannot be read is left out."""
+    found: dict[tuple[str, Permit], Doing] = {}
+    for path in list_tables(run_dir).values():
+        try:
+            rows = read_table(path)
+        except (TableUnreadable, OSError):
+            continue
+        for row in rows:
+            found[row.db, Permit(Kind(row.kind), row.slot, row.generation)] = row.doing
+    return found
+
+
+def remove_table(run_dir: Path, boot_id: str) -> None:
+    """The session table of a worker of which nothing is left; no table here is no error."""
+    try:
+        table_path(run_dir, boot_id).unlink(missing_ok=True)
+    except (ValueError, OSError):
+        return
+
+
+def tables_without_process(run_dir: Path) -> list[str]:
+    """Boot ids of tables whose process is gone from /proc."""
+    found = []
+    for boot_id, path in list_tables(run_dir).items():
+        try:
+            pid = read_head(path).pid
+        except (TableUnreadable, OSError):
+            continue
+        if not Path(f"/proc/{pid}").exists():
+            found.append(boot_id)
+    return found
+
+
+def shown_state(session: Session, doing: Doing | None) -> str:
+    """OPEN is refined by the worker's table where that can be read."""
+    if session.state is SessionState.OPEN and doing is not None and doing.activity is not Activity.TORN:
+        return f"OPEN_{doing.activity.upper()}"
+    return str(session.state)
+
+
+def session_rows(
+    db: str, snapshot: LedgerSnapshot, activities: Activities, now_us: int,
+    awaiting: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """One row per permit, unknown ones first, then by slot. Ages in seconds."""
+    ordered = sorted(snapshot.sessions, key=lambda held: (
+        held.session.state is not SessionState.UNKNOWN, str(held.session.kind), held.session.slot))
+    return [_row(db, held, activities.get((db, held.permit)), now_us, awaiting or {}) for held in ordered]
+
+
+def _row(
+    db: str, held: Held, doing: Doing | None, now_us: int, awaiting: Mapping[str, str]
+) -> dict[str, Any]:
+    session = held.session
+    unknown = session.state is SessionState.UNKNOWN
+    return {
+        "database": db, "permit": str(session.permit), "kind": str(session.kind), "slot": session.slot,
+        "generation": session.generation, "state": shown_state(session, doing),
+        "age_seconds": max(0, now_us - session.state_since_us) / 1_000_000,
+        "owner": session.owner, "host": session.host, "dbname": session.dbname, "user": session.user,
+        "pid": session.pid, "backend": session.backend.address if session.backend else "",
+        "epoch": session.epoch, "policy_generation": session.policy_generation,
+        "ticket": session.ticket or (str(doing.ticket_id) if doing and doing.ticket_id else ""),
+        "tenant": doing.tenant if doing else "",
+        "abandoned": session.abandoned, "terminating": session.terminating,
+        "awaited_proof": awaiting.get(str(session.permit)) or _proofs_open(session) if unknown else "",
+    }
+
+
+def _proofs_open(session: Session) -> str:
+    if session.pid:
+        return f"absent or restarted (pid {session.pid})"
+    return "never_born" if session.backend else "attested"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The ledger in figures: held slots by state, per kind how many there are, the oldest unknown."""
+
+    slots: int
+    by_state: Mapping[str, int]
+    free: int
+    reserve_held: int
+    reserve_slots: int
+    epoch: int
+    oldest_unknown_seconds: float | None
+    awaited: str
+
+    def line(self) -> str:
+        """For people."""
+        states = ", ".join(f"{count} {_word(state)}" for state, count in sorted(self.by_state.items()))
+        oldest = ""
+        if self.oldest_unknown_seconds is not None:
+            waits = f", waits for {self.awaited}" if self.awaited else ""
+            oldest = f" (oldest unknown {self.oldest_unknown_seconds:.0f} s{waits})"
+        return (f"{self.slots} slots: {states + oldest + ', ' if states else ''}{self.free} free; "
+                f"reserve {self.reserve_held}/{self.reserve_slots}; epoch {self.epoch}")
+
+
+def _word(state: str) -> str:
+    return state.removeprefix("SESSION_").removeprefix("OPEN_").lower()
+
+
+def sum_up(snapshot: LedgerSnapshot, rows: Sequence[Mapping[str, Any]]) -> Sum:
+    """The figures of `session_rows`."""
+    limits = snapshot.active_limits
+    main = [row for row in rows if row["kind"] == Kind.MAIN]
+    unknown = [row for row in rows if row["state"] == SessionState.UNKNOWN]
+    oldest = max(unknown, key=lambda row: float(row["age_seconds"]), default=None)
+    slots = limits.main if limits else 0
+    return Sum(
+        slots=slots,
+        by_state=Counter(str(row["state"]) for row in main),
+        free=max(0, slots - len(main)),
+        reserve_held=sum(row["kind"] == Kind.RESERVE for row in rows),
+        reserve_slots=limits.reserve if limits else 0,
+        epoch=snapshot.epoch.number if snapshot.epoch else 0,
+        oldest_unknown_seconds=float(oldest["age_seconds"]) if oldest else None,
+        awaited=str(oldest["awaited_proof"]) if oldest else "",
+    )
+
+
+# ---- an operator's attestation
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What became of one permit that an operator attested."""
+
+    permit: Permit
+    freed: bool
+    why: str  # why not, or who could have seen it
+
+
+async def resolve(
+    store: Store, keys: FleetKeys, ledger: Ledger, permits: Sequence[Permit], *, who: str, evidence: str,
+    eyes: Eyes | None, now_us: Callable[[], int],
+) -> list[Resolved]:
+    """Frees permits in SESSION_UNKNOWN on an operator's word, each by CAS, with an `operator/` entry each.
+
+    Refused for a permit whose session a look can see. Raises StoreUnavailable, StoreUnknown; ValueError
+    without evidence.
+    """
+    if not evidence.strip():
+        raise ValueError("an attestation needs its evidence in words")
+    snapshot = await ledger.snapshot()
+    return [await _resolve_one(store, keys, ledger, snapshot.find(permit), permit, who=who,
+                               evidence=evidence, eyes=eyes, now_us=now_us, snapshot=snapshot)
+            for permit in permits]
+
+
+async def _resolve_one(
+    store: Store, keys: FleetKeys, ledger: Ledger, held: Held | None, permit: Permit, *, who: str,
+    evidence: str, eyes: Eyes | None, now_us: Callable[[], int], snapshot: LedgerSnapshot,
+) -> Resolved:
+    if held is None:
+        return Resolved(permit, freed=False, why="no such permit: released, or its slot has another tenant")
+    if held.session.state is not SessionState.UNKNOWN:
+        return Resolved(permit, freed=False, why=f"it is {held.session.state}, not {SessionState.UNKNOWN}")
+    tag = snapshot.head.tag if snapshot.head else ""
+    seen, note = await _can_be_seen(held.session, tag, eyes)
+    if seen:
+        return Resolved(permit, freed=False, why=note)
+    entry = f"{now_us():020d}-{secrets.token_hex(3)}"
+    what = f"free {permit} of {ledger.keys.database} (owner {held.session.owner}, pid {held.session.pid})"
+    record = Attestation(who=who, what=what, evidence=evidence, at_us=now_us())
+    await store.txn(Txn((absent(keys.operator(entry)),), (Put(keys.operator(entry), record.encode()),)))
+    outcome = await ledger.apply(Release(
+        permit, Proof.ATTESTED, Actor.OPERATOR, observer=who, seen_revision=held.mod_revision))
+    if isinstance(outcome, Applied):
+        return Resolved(permit, freed=True, why=note)
+    return Resolved(permit, freed=False, why=f"{outcome.code}: {outcome.detail or 'it moved meanwhile'}")
+
+
+async def _can_be_seen(session: Session, tag: str, eyes: Eyes | None) -> tuple[bool, str]:
+    """(whether a look shows the session, what to say about it)."""
+    if eyes is None or session.backend is None:
+        return False, "nobody could look at its server"
+    try:
+        look = await eyes.look(session.backend.address)
+    except LookFailed as failed:
+        return False, f"its server could not be looked at: {failed}"
+    pid = _visible_pid(session, look, tag)
+    if pid is not None:
+        return True, f"it can be seen at {session.backend.address}: pid {pid}"
+    return False, f"a look at {session.backend.address} does not show it"
+
+
+def _visible_pid(session: Session, look: Look, tag: str) -> int | None:
+    birth_tag = session.permit.birth_tag(tag)
+    for row in look.rows:
+        same = row.pid == session.pid and row.backend_start_us in (None, session.backend_start_us)
+        if row.application_name == birth_tag or (session.pid and same):
+            return row.pid
+    return None
+

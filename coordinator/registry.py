@@ -1,0 +1,257 @@
+"""The workers of this host: their registration in etcd, their leases, and what their links last said.
+
+A worker is registered by one transaction that also reads the backend epochs, so that registering counts as
+acknowledging them; putting its key again makes every older reservation of it that is still on its way lose.
+Its lease is renewed only when it sends a heartbeat. A lost link is not a death.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import structlog
+import trio
+
+from coordinator.events import Event
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.record import Epoch, Permit, Record, Worker, WorkerExit
+from coordinator.link import Link
+from coordinator.store.api import (
+    Entry,
+    Lease,
+    LeaseGone,
+    Put,
+    Store,
+    StoreUnavailable,
+    StoreUnknown,
+    Txn,
+    Won,
+    absent,
+    unchanged,
+)
+from coordinator.waiting import Holding, Pool
+
+ROUNDS_MAX = 8
+EXIT_BACKOFF_SECONDS = 0.5
+
+_log = structlog.get_logger("coordinator.registry")
+
+
+@dataclass(frozen=True, slots=True)
+class Ordinal(Record):
+    """The value under `ordinal/<n>`: whose cancel keys carry this number."""
+
+    name: ClassVar[str] = "ordinal"
+
+    boot_id: str
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a worker says of itself in `hello`."""
+
+    boot_id: str
+    index: int
+    pid: int
+    pid_start: int
+    cancel_address: str
+    schemas: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Local:
+    """One worker of this host, as this coordinator knows it."""
+
+    who: Introduction
+    link: Link | None = None
+    lease: Lease | None = None
+    ordinal: int = -1
+    permits: dict[tuple[str, Permit], Pool] = field(default_factory=dict)
+    requests: dict[str, tuple[str, Permit]] = field(default_factory=dict)  # granted, not yet heard of again
+    answered: dict[str, set[str]] = field(default_factory=dict)  # by database: receipts that may go
+    asking: int = 0  # reservations of it in progress here
+    exited: bool = False
+    settled: bool = False  # its permits and the ledger's were compared since both could be heard
+    renewing: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def boot_id(self) -> str:
+        return self.who.boot_id
+
+
+class Unregistered(Exception):
+    """The worker could not be registered now: says why."""
+
+
+class Registry:
+    """Registers this host's workers and keeps what is known of them."""
+
+    def __init__(
+        self, store: Store, keys: FleetKeys, databases: Iterable[str], *, host: str, machine_id: str,
+        kernel_boot_id: str, ttl_seconds: float, now_us: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._databases = tuple(databases)
+        self._host = host
+        self._machine_id = machine_id
+        self._kernel_boot_id = kernel_boot_id
+        self._ttl = ttl_seconds
+        self._now_us = now_us
+        self.workers: dict[str, Local] = {}
+
+    # ---- registration
+
+    async def register(self, local: Local) -> None:
+        """Puts the worker's keys on a lease, taking over the lease of a key that is there.
+
+        Raises Unregistered, StoreUnavailable, StoreUnknown.
+        """
+        async with local.renewing:
+            for _ in range(ROUNDS_MAX):
+                if local.exited:
+                    raise Unregistered("its process was seen to end")
+                try:
+                    if await self._register_once(local):
+                        return
+                except LeaseGone:
+                    local.lease = None
+            raise Unregistered("others were faster")
+
+    async def _register_once(self, local: Local) -> bool:
+        key = self._keys.worker(local.boot_id)
+        epoch_keys = [self._keys.db(db).epoch() for db in self._databases]
+        snapshot = await self._store.read(
+            key, self._keys.worker_exit(local.boot_id), *epoch_keys)
+        found = {entry.key: entry for entry in snapshot.entries}
+        if self._keys.worker_exit(local.boot_id) in found:
+            raise Unregistered("its process was seen to end")
+        old = found.get(key)
+        lease = await self._lease_for(local, old)
+        ordinals = await self._store.range(self._keys.ordinals())
+        ordinal = choose_ordinal(local.boot_id, ordinals.entries, before=local.ordinal)
+        record = self._record(local.who, ordinal, old, [found.get(each) for each in epoch_keys])
+        compares = [unchanged(key, old.mod_revision) if old else absent(key)]
+        compares += [unchanged(each, found[each].mod_revision) if each in found else absent(each)
+                     for each in epoch_keys]
+        compares.append(absent(self._keys.worker_exit(local.boot_id)))
+        puts = [Put(key, record.encode(), lease.id)]
+        mine = self._keys.ordinal(ordinal)
+        taken = next((each for each in ordinals.entries if each.key == mine), None)
+        compares.append(unchanged(mine, taken.mod_revision) if taken else absent(mine))
+        puts.append(Put(mine, Ordinal(local.boot_id).encode(), lease.id))
+        outcome = await self._store.txn(Txn(tuple(compares), tuple(puts)))
+        if not isinstance(outcome, Won):
+            return False
+        local.ordinal = ordinal
+        return True
+
+    async def _lease_for(self, local: Local, old: Entry | None) -> Lease:
+        """The lease its key is on, if that can be kept alive; else a new one."""
+        if old is not None and old.lease:
+            lease = await self._store.lease(self._ttl, lease_id=old.lease)
+            if await lease.keep_alive():
+                local.lease = lease
+                return lease
+        if local.lease is None or not await local.lease.keep_alive():
+            local.lease = await self._store.lease(self._ttl)
+        return local.lease
+
+    def _record(
+        self, who: Introduction, ordinal: int, old: Entry | None, epochs: Sequence[Entry | None]
+    ) -> Worker:
+        known = {db: Epoch.decode(entry.value).number
+                 for db, entry in zip(self._databases, epochs, strict=True) if entry is not None}
+        registered = Worker.decode(old.value).registered + 1 if old else 1
+        return Worker(
+            boot_id=who.boot_id, index=who.index, ordinal=ordinal, host=self._host,
+            machine_id=self._machine_id, kernel_boot_id=self._kernel_boot_id, pid=who.pid,
+            pid_start=who.pid_start, cancel_address=who.cancel_address, schemas=who.schemas, epochs=known,
+            registered=registered,
+        )
+
+    async def keep_alive(self, local: Local) -> bool:
+        """Renews the worker's lease: only ever called for a heartbeat. False: its lease is gone.
+
+        Raises StoreUnavailable, StoreUnknown.
+        """
+        return local.lease is not None and await local.lease.keep_alive()
+
+    async def acknowledge(self, local: Local, db: str, epoch: int) -> None:
+        """Writes into the worker's key that it grants no session of an older epoch any more.
+
+        Raises Unregistered, StoreUnavailable, StoreUnknown.
+        """
+        key = self._keys.worker(local.boot_id)
+        for _ in range(ROUNDS_MAX):
+            snapshot = await self._store.read(key)
+            if not snapshot.entries:
+                raise Unregistered("it has no worker key")
+            entry = snapshot.entries[0]
+            record = Worker.decode(entry.value)
+            if record.epochs.get(db, 0) >= epoch:
+                return
+            put = Put(key, replace(record, epochs={**record.epochs, db: epoch}).encode(), entry.lease)
+            if isinstance(await self._store.txn(Txn((unchanged(key, entry.mod_revision),), (put,))), Won):
+                return
+        raise Unregistered("others were faster")
+
+    # ---- death
+
+    async def bury(self, boot_id: str, how: str, at_us: int) -> None:
+        """Its process was seen to end: notes it and takes its worker key away; returns once etcd has both."""
+        local = self.workers.pop(boot_id, None)
+        if local is not None:
+            local.exited = True
+        _log.warning(Event.WORKER_EXITED, worker=boot_id, how=how)
+        while True:
+            try:
+                await self._bury_once(boot_id, WorkerExit(boot_id, how, self._host, at_us))
+                return
+            except (StoreUnavailable, StoreUnknown):
+                await trio.sleep(EXIT_BACKOFF_SECONDS)  # noqa: TID251 - back-off towards the store
+
+    async def _bury_once(self, boot_id: str, exit_record: WorkerExit) -> None:
+        exit_key, key = self._keys.worker_exit(boot_id), self._keys.worker(boot_id)
+        await self._store.txn(Txn((absent(exit_key),), (Put(exit_key, exit_record.encode()),)))
+        snapshot = await self._store.read(key)
+        for entry in snapshot.entries:
+            if entry.lease:
+                await (await self._store.lease(self._ttl, lease_id=entry.lease)).revoke()
+            await self._store.txn(Txn(deletes=(key,)))
+
+    # ---- what they hold
+
+    def holdings(self) -> Counter[Holding]:
+        """How many permits each worker of this host has in each pool."""
+        return Counter(
+            Holding(each.boot_id, pool) for each in self.workers.values() for pool in each.permits.values())
+
+    def linked(self) -> frozenset[str]:
+        """The workers whose link is up."""
+        return frozenset(each.boot_id for each in self.workers.values() if each.link is not None)
+
+    def by_ordinal(self, ordinal: int) -> Local | None:
+        """This host's worker with that ordinal in its cancel keys."""
+        return next((each for each in self.workers.values() if each.ordinal == ordinal), None)
+
+
+def choose_ordinal(boot_id: str, taken: Iterable[Entry], *, before: int = -1) -> int:
+    """The ordinal this worker has, else the one it had `before` if that is free, else the lowest free one."""
+    owners = {int(entry.key.rpartition("/")[2]): Ordinal.decode(entry.value).boot_id for entry in taken}
+    for number, owner in owners.items():
+        if owner == boot_id:
+            return number
+    if before >= 0 and before not in owners:
+        return before
+    return next(number for number in range(len(owners) + 1) if number not in owners)
+
+
+def read_kernel_boot_id() -> str:
+    """This boot of the kernel."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()

@@ -1,0 +1,390 @@
+"""What the workers of this host may ask, over the unix socket: the operations of the link, one method each.
+
+Every answer rests on etcd; a worker is told plainly when etcd does not answer. A link that ends says nothing
+about the worker behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+import structlog
+import trio
+
+from coordinator.events import Event
+from coordinator.granting import Granting
+from coordinator.ledger.ledger import Applied, Granted, Ledger, Voided
+from coordinator.ledger.record import Kind, Permit, Session, backend_from
+from coordinator.ledger.reservation import Reserve
+from coordinator.ledger.rules import (
+    Closing,
+    Code,
+    Command,
+    Connecting,
+    Open,
+    Reassert,
+    Refused,
+    Release,
+    Unknown,
+    session_of,
+)
+from coordinator.ledger.states import Actor, Proof, SessionState
+from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
+from coordinator.registry import Introduction, Local, Registry, Unregistered
+from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
+from coordinator.view import View, Views
+from coordinator.waiting import Pool
+
+HELLO_TIMEOUT_SECONDS = 5.0
+ASK_WORKER_TIMEOUT_SECONDS = 5.0
+FORGET_AT_RECEIPTS = 32
+
+_log = structlog.get_logger("coordinator.workers")
+
+
+class RowsOf(Protocol):
+    """What SHOW LEDGER prints."""
+
+    async def __call__(self) -> list[dict[str, Any]]: ...
+
+
+class WorkerServer:
+    """Serves the links of this host's workers."""
+
+    def __init__(
+        self, store: Store, views: Views, ledgers: dict[str, Ledger], registry: Registry, granting: Granting,
+        *, host: str, ttl_seconds: float, rows: RowsOf,
+    ) -> None:
+        self.store = store
+        self.views = views
+        self.ledgers = ledgers
+        self.registry = registry
+        self.granting = granting
+        self.host = host
+        self.ttl_seconds = ttl_seconds
+        self.rows = rows
+        views.on_change.append(self._tell)
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        """One worker's link, until it ends."""
+        await _Peer(self, stream).run()
+
+    def _tell(self, view: View) -> None:
+        """Every worker hears of every change; whoever waits for it may try."""
+        ledger = view.for_workers()
+        for local in self.registry.workers.values():
+            if local.link is not None:
+                _notify(local.link, "ledger", db=view.db, ledger=ledger)
+        self.granting.stir(view.db)
+
+    def tell_owner(self, db: str, session: Session, op: str) -> None:
+        """Notifies the worker of this host that owns the permit, if it is linked."""
+        local = self.registry.workers.get(session.owner)
+        if local is not None and local.link is not None:
+            _notify(local.link, op, db=db, permit=permit_list(session.permit))
+
+
+class _Peer:
+    """One link and the worker that said hello on it."""
+
+    def __init__(self, server: WorkerServer, stream: trio.abc.Stream) -> None:
+        self._server = server
+        self._local: Local | None = None
+        operations: tuple[Handler, ...] = (
+            self.hello, self.heartbeat, self.reserve, self.void, self.connecting, self.open, self.closing,
+            self.release, self.unknown, self.reassert, self.epoch_ack, self.cancel, self.fleet,
+            self.ledger_rows,
+        )
+        self._link = Link(stream, {_name(each): _guarded(each) for each in operations})
+
+    async def run(self) -> None:
+        await self._link.run()
+        local = self._local
+        if local is not None and local.link is self._link:
+            local.link = None
+            _log.warning(Event.WORKER_LINK_LOST, worker=local.boot_id)
+
+    # ---- being there
+
+    async def hello(self, args: Args) -> Args:
+        """Registers the worker and settles what it and the ledger believe of its permits."""
+        server = self._server
+        who = Introduction(
+            boot_id=args["boot_id"], index=args["index"], pid=args["pid"], pid_start=args["pid_start"],
+            cancel_address=args.get("cancel_address") or "", schemas=tuple(args.get("schemas") or (1,)))
+        local = server.registry.workers.get(who.boot_id) or Local(who)
+        local.who = who
+        unknown, gone = await self._introduce(local, args)
+        server.registry.workers[who.boot_id] = local
+        local.link, self._local = self._link, local
+        _log.info(Event.WORKER_REGISTERED, worker=who.boot_id, index=who.index, ordinal=local.ordinal,
+                  permits=len(local.permits), settled=local.settled)
+        return {
+            "ordinal": local.ordinal,
+            "lease_ttl_seconds": server.ttl_seconds,
+            "registered": local.settled,
+            "ledgers": {db: view.for_workers() for db, view in server.views.views.items()},
+            "unknown": unknown,
+            "gone": gone,
+        }
+
+    async def _introduce(self, local: Local, args: Args) -> tuple[list[Any], list[Any]]:
+        """Registers it and settles its permits; while etcd is away, a worker known here is only linked."""
+        local.settled = False
+        try:
+            with trio.fail_after(HELLO_TIMEOUT_SECONDS):
+                await self._server.registry.register(local)
+                answer = await self._settle(local, args)
+                local.settled = True
+                return answer
+        except (StoreUnavailable, StoreUnknown, trio.TooSlowError):
+            if local.boot_id in self._server.registry.workers:
+                return [], []
+            raise LinkRefused(Code.LEDGER_UNAVAILABLE, "etcd does not answer: say hello again") from None
+
+    async def _settle(self, local: Local, args: Args) -> tuple[list[Any], list[Any]]:
+        """What it lists and the ledger has as UNKNOWN, or not at all; frees what it does not list."""
+        listed = {(each["db"], parse_permit(each["permit"])) for each in args.get("permits") or ()}
+        outstanding = set(args.get("requests") or ())
+        found: dict[tuple[str, Permit], Session] = {}
+        for db, ledger in self._server.ledgers.items():
+            snapshot = await self._server.store.range(ledger.keys.sessions())
+            for session in map(session_of, snapshot.entries):
+                if session.owner == local.boot_id:
+                    found[db, session.permit] = session
+        local.permits = {}
+        for (db, permit), session in found.items():
+            if (db, permit) in listed or session.request_id in outstanding:
+                local.permits[db, permit] = Pool(db, session.dbname, session.user)
+            else:
+                await self._free_unlisted(local, db, session)
+        unknown = [[db, permit_list(permit)] for (db, permit), session in found.items()
+                   if (db, permit) in listed and session.state is SessionState.UNKNOWN]
+        gone = [[db, permit_list(permit)] for db, permit in listed - found.keys()
+                if db in self._server.ledgers and not self._is_lost(db)]
+        return unknown, gone
+
+    async def _free_unlisted(self, local: Local, db: str, session: Session) -> None:
+        """The worker knows nothing of it: it never connected under it, unless a process is noted."""
+        if session.pid or session.abandoned or session.state in (SessionState.OPEN, SessionState.CLOSING):
+            if session.state is not SessionState.UNKNOWN:
+                await self._server.ledgers[db].apply(Unknown(session.permit))
+            return
+        release = Release(session.permit, Proof.UNUSED, Actor.OWNER, observer=local.boot_id)
+        outcome = await self._server.ledgers[db].apply(release)
+        if isinstance(outcome, Applied):
+            _log.info(Event.PERMIT_RELEASED, database=db, permit=str(session.permit), proof=str(Proof.UNUSED),
+                      owner=local.boot_id, observer=local.boot_id)
+            self._server.granting.stir(db)
+
+    async def heartbeat(self, args: Args) -> Args:
+        """Renews the lease; a lease that was lost is replaced, and the worker told what to reassert."""
+        local, server = self._worker(), self._server
+        if local.exited or not server.views.reachable or not local.settled:
+            return {"alive": False}  # it says hello again, which settles everything once etcd answers
+        if await server.registry.keep_alive(local):
+            await self._forget_answered(local)
+            return {"alive": True}
+        _log.warning(Event.WORKER_LEASE_LOST, worker=local.boot_id)
+        await server.registry.register(local)
+        for (db, permit), state in (await self._states(local)).items():
+            if state is SessionState.UNKNOWN:
+                _notify(self._link, "permit_unknown", db=db, permit=permit_list(permit))
+            elif state is SessionState.RELEASED and not self._is_lost(db):
+                _notify(self._link, "permit_gone", db=db, permit=permit_list(permit))
+        return {"alive": True}
+
+    async def _states(self, local: Local) -> dict[tuple[str, Permit], SessionState]:
+        """How the ledger has each of its permits; RELEASED: not at all."""
+        found: dict[tuple[str, Permit], SessionState] = dict.fromkeys(local.permits, SessionState.RELEASED)
+        for db, ledger in self._server.ledgers.items():
+            snapshot = await self._server.store.range(ledger.keys.sessions())
+            for session in map(session_of, snapshot.entries):
+                if (db, session.permit) in found:
+                    found[db, session.permit] = session.state
+        return found
+
+    async def _forget_answered(self, local: Local) -> None:
+        """Receipts of requests whose answers it has used go, while it has none outstanding."""
+        for db, answered in local.answered.items():
+            if len(answered) >= FORGET_AT_RECEIPTS and not local.asking:
+                going = frozenset(answered)
+                if await self._server.ledgers[db].forget(local.boot_id, going):
+                    answered.difference_update(going)
+
+    async def epoch_ack(self, args: Args) -> Args:
+        await self._server.registry.acknowledge(self._worker(), args["db"], args["epoch"])
+        return {}
+
+    # ---- permits
+
+    async def reserve(self, args: Args) -> Args:
+        local, db = self._worker(), args["db"]
+        if self._is_lost(db):
+            raise LinkRefused(Code.LEDGER_LOST, "the ledger is lost: nobody grows until it is rebuilt")
+        ask = Reserve(
+            request_id=args["request_id"], kind=Kind(args["kind"]), dbname=args["dbname"], user=args["user"],
+            seats=args["seats"], owner=local.boot_id, host=self._server.host)
+        outcome = await self._server.granting.reserve(local, db, ask, args["wait_seconds"])
+        if isinstance(outcome, Granted):
+            return {"permit": permit_list(outcome.permit), "epoch": outcome.epoch,
+                    "address": outcome.address, "tag": outcome.tag}
+        raise LinkRefused(outcome.code, outcome.detail)
+
+    async def void(self, args: Args) -> Args:
+        local, db = self._worker(), args["db"]
+        outcome = await self._ledger(db).void(args["request_id"], local.boot_id)
+        if not isinstance(outcome, Voided):
+            raise LinkRefused(outcome.code, outcome.detail)
+        if outcome.given_back is not None:
+            self._drop(local, db, outcome.given_back)
+        return {}
+
+    async def connecting(self, args: Args) -> Args:
+        return await self._command(args, Connecting(parse_permit(args["permit"])))
+
+    async def open(self, args: Args) -> Args:
+        backend = backend_from(args["backend"])
+        if backend is None:
+            raise ValueError("an open session without a backend")
+        command = Open(parse_permit(args["permit"]), args["pid"], args["backend_start_us"], backend)
+        return await self._command(args, command)
+
+    async def closing(self, args: Args) -> Args:
+        return await self._command(args, Closing(parse_permit(args["permit"])))
+
+    async def unknown(self, args: Args) -> Args:
+        return await self._command(args, Unknown(parse_permit(args["permit"]), bool(args.get("abandoned"))))
+
+    async def reassert(self, args: Args) -> Args:
+        return await self._command(args, Reassert(parse_permit(args["permit"]), bool(args.get("closing"))))
+
+    async def release(self, args: Args) -> Args:
+        """Idempotent: a second release finds nothing, changes nothing, and says so."""
+        local, db, permit = self._worker(), args["db"], parse_permit(args["permit"])
+        release = Release(permit, Proof(args["proof"]), Actor.OWNER, observer=local.boot_id)
+        self._heard(local, db, permit)
+        outcome = await self._ledger(db).apply(release)
+        if isinstance(outcome, Applied):
+            _log.debug(Event.PERMIT_RELEASED, database=db, permit=str(permit), proof=args["proof"],
+                       owner=local.boot_id, observer=local.boot_id)
+            self._drop(local, db, permit)
+            return {"released": True}
+        if outcome.code is Code.GONE:
+            self._drop(local, db, permit)
+            return {"released": False}
+        raise LinkRefused(outcome.code, outcome.detail)
+
+    async def _command(self, args: Args, command: Command) -> Args:
+        local, db = self._worker(), args["db"]
+        self._heard(local, db, command.permit)
+        outcome = await self._ledger(db).apply(command)
+        if isinstance(outcome, Refused):
+            if outcome.code is Code.GONE:
+                self._drop(local, db, command.permit)
+            raise LinkRefused(outcome.code, outcome.detail)
+        return {}
+
+    def _heard(self, local: Local, db: str, permit: Permit) -> None:
+        """It has the answer to the request that this permit came from: the receipt may go."""
+        for request_id, granted in tuple(local.requests.items()):
+            if granted == (db, permit):
+                del local.requests[request_id]
+                local.answered.setdefault(db, set()).add(request_id)
+
+    def _drop(self, local: Local, db: str, permit: Permit) -> None:
+        pool = local.permits.pop((db, permit), None)
+        if pool is not None:
+            self._server.granting.freed(local, db, pool)
+
+    # ---- for the whole fleet
+
+    async def cancel(self, args: Args) -> Args:
+        """A cancel key of another worker: handed on to it."""
+        target = self._server.registry.by_ordinal(args["ordinal"])
+        if target is None or target.link is None:
+            raise LinkRefused("unknown_ordinal", f"no worker here has ordinal {args['ordinal']}")
+        with trio.move_on_after(ASK_WORKER_TIMEOUT_SECONDS):
+            await target.link.call("cancel", key=args["key"])
+        return {}
+
+    async def fleet(self, args: Args) -> Args:
+        """Asks every worker of the fleet, each within a time limit."""
+        answers: list[Args] = []
+        async with trio.open_nursery() as nursery:
+            for local in tuple(self._server.registry.workers.values()):
+                if local.link is not None:
+                    nursery.start_soon(_ask, local, local.link, args["op"], args.get("args") or {}, answers)
+        answers.sort(key=lambda answer: str(answer["worker"]))
+        return {"answers": answers}
+
+    async def ledger_rows(self, args: Args) -> Args:
+        return {"rows": await self._server.rows()}
+
+    # ---- who is asking, of what
+
+    def _worker(self) -> Local:
+        if self._local is None:
+            raise LinkRefused("no_hello", "say hello first")
+        return self._local
+
+    def _ledger(self, db: str) -> Ledger:
+        return self._server.ledgers[db]
+
+    def _is_lost(self, db: str) -> bool:
+        return bool(self._server.views.views[db].lost) or self._server.ledgers[db].lost
+
+
+def parse_permit(values: Iterable[Any]) -> Permit:
+    """[kind, slot, generation]. Raises ValueError, TypeError."""
+    kind, slot, generation = values
+    return Permit(Kind(kind), int(slot), int(generation))
+
+
+def permit_list(permit: Permit) -> list[Any]:
+    """A permit as the link carries it."""
+    return [str(permit.kind), permit.slot, permit.generation]
+
+
+def _name(handler: Handler) -> str:
+    name: str = getattr(handler, "__name__", "")
+    return name
+
+
+def _guarded(handler: Callable[[Args], Awaitable[Any]]) -> Handler:
+    """What may go wrong in an operation becomes a refusal of that call alone."""
+
+    async def guarded(args: Args) -> Any:
+        try:
+            return await handler(args)
+        except (StoreUnavailable, StoreUnknown) as why:
+            raise LinkRefused(Code.LEDGER_UNAVAILABLE, str(why)) from None
+        except Unregistered as why:
+            raise LinkRefused("unregistered", str(why)) from None
+        except LinkLost as why:
+            raise LinkRefused("worker_gone", str(why)) from None
+        except (KeyError, TypeError, ValueError, AttributeError) as fault:
+            _log.exception(Event.SOMETHING_FAILED, operation=_name(handler))
+            raise LinkRefused("bad_request", f"{type(fault).__name__}: {fault}") from None
+
+    return guarded
+
+
+def _notify(link: Link, op: str, **args: Any) -> None:
+    try:
+        link.notify(op, **args)
+    except LinkLost:
+        return  # it does not read: its link ends by itself
+
+
+async def _ask(local: Local, link: Link, op: str, args: Args, answers: list[Args]) -> None:
+    answer: Args = {"worker": local.who.index, "error": "no answer in time"}
+    with trio.move_on_after(ASK_WORKER_TIMEOUT_SECONDS):
+        try:
+            answer = {"worker": local.who.index, "value": await link.call(op, **args)}
+        except LinkRefused as refused:
+            answer = {"worker": local.who.index, "error": refused.message}
+        except LinkLost:
+            answer = {"worker": local.who.index, "error": "its link was lost"}
+    answers.append(answer)

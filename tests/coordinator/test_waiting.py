@@ -1,0 +1,82 @@
+"""Who may try next, and who is asked to make room."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from coordinator.ledger.rules import Code
+from coordinator.waiting import Holding, Pool, Queue, Round, Waiter, choose_shed
+
+POOL, OTHER = Pool("db", "shop", "app"), Pool("db", "shop", "batch")
+LIVE = frozenset({"w0", "w1", "w2"})
+
+
+def waiter(boot_id: str = "w0", pool: Pool = POOL, reason: Code = Code.FULL) -> Waiter:
+    return Waiter(boot_id, pool, reason)
+
+
+def test_the_worker_with_the_most_sessions_of_the_pool_is_asked_first() -> None:
+    held = {Holding("w1", POOL): 4, Holding("w2", POOL): 6, Holding("w2", OTHER): 9}
+    assert choose_shed(waiter(), held, Counter(), LIVE) == Holding("w2", POOL)
+
+
+def test_nobody_is_asked_who_would_then_have_less_than_the_asker() -> None:
+    held = {Holding("w0", POOL): 4, Holding("w1", POOL): 5}
+    assert choose_shed(waiter(), held, Counter(), LIVE) is None
+
+
+def test_sheds_converge_to_even_shares_without_going_back_and_forth() -> None:
+    held = {Holding("w0", POOL): 0, Holding("w1", POOL): 9}
+    moves = 0
+    for asker in ("w0", "w1") * 20:
+        chosen = choose_shed(waiter(asker), held, Counter(), LIVE)
+        if chosen is not None:
+            held[chosen] -= 1
+            held[Holding(asker, POOL)] += 1
+            moves += 1
+    assert sorted(held.values()) == [4, 5]
+    assert moves == 4
+
+
+def test_what_was_asked_for_already_counts_as_given() -> None:
+    held = {Holding("w1", POOL): 3}
+    assert choose_shed(waiter(), held, Counter({Holding("w1", POOL): 1}), LIVE) == Holding("w1", POOL)
+    assert choose_shed(waiter(), held, Counter({Holding("w1", POOL): 2}), LIVE) is None
+
+
+def test_another_pool_makes_room_for_want_of_a_slot_but_not_for_want_of_a_seat() -> None:
+    held = {Holding("w0", OTHER): 10}
+    assert choose_shed(waiter(), held, Counter(), LIVE) == Holding("w0", OTHER)
+    assert choose_shed(waiter(reason=Code.SEATS_FULL), held, Counter(), LIVE) is None
+
+
+def test_a_worker_without_a_link_is_not_asked() -> None:
+    assert choose_shed(waiter(), {Holding("w1", POOL): 9}, Counter(), frozenset({"w0"})) is None
+
+
+def test_a_waiter_for_a_seat_holds_up_only_its_own_pool() -> None:
+    queue = Queue()
+    queue.join(waiter(reason=Code.SEATS_FULL))
+    assert queue.must_wait_behind(POOL)
+    assert not queue.must_wait_behind(OTHER)
+    queue.join(waiter(reason=Code.FULL))
+    assert queue.must_wait_behind(OTHER)
+
+
+def test_in_one_round_a_full_ledger_stops_all_and_a_full_pool_only_its_own() -> None:
+    this = Round()
+    this.refused(waiter(), Code.SEATS_FULL)
+    assert not this.may_try(waiter())
+    assert this.may_try(waiter(pool=OTHER))
+    this.refused(waiter(pool=OTHER), Code.FULL)
+    assert not this.may_try(waiter(pool=OTHER))
+
+
+def test_the_oldest_comes_first_and_one_that_left_is_skipped() -> None:
+    queue, first, second = Queue(), waiter(), waiter()
+    queue.join(first)
+    queue.join(second)
+    assert next(iter(queue)) is first
+    queue.leave(first)
+    queue.leave(first)
+    assert list(queue) == [second]
