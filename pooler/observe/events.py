@@ -12,6 +12,7 @@ class Event(StrEnum):
     FLEET_STOPPING = "fleet_stopping"
     FLEET_STOPPED = "fleet_stopped"
     PROCESS_STARTED = "process_started"
+    PROCESS_READY = "process_ready"
     PROCESS_EXITED = "process_exited"
     PROCESS_KEPT_DOWN = "process_kept_down"
     CONFIG_RELOADED = "config_reloaded"

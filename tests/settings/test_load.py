@@ -75,7 +75,9 @@ def test_every_fault_of_a_file_is_told_at_once_with_path_value_and_what_is_allow
         "databases.orders.policy": "is required (`pooler init --dsn …` writes a policy that fits a server)",
         "databases.orders.pool_mode": '"tx" is not one of session, transaction, statement',
         "databases.orders.pool_size": '"5" must be a whole number',
-        "databases.orders.query_wait_timeout": '"5 parsecs" is not a duration: write 250ms, 5s, 2m, 1h or plain seconds',
+        "databases.orders.query_wait_timeout": (
+            '"5 parsecs" is not a duration: write 250ms, 5s, 2m, 1h or plain seconds'
+        ),
     }
 
 
