@@ -238,7 +238,7 @@ def _open(session: Session, command: Open, move: _Mover) -> Decision:
         return Already(session)
     return _returning(session) or move.to(
         SessionState.OPEN, Actor.OWNER,
-        pid=command.pid, backend_start_us=command.backend_start_us, backend=command.backend)
+        pid=command.pid, backend_start_us=command.backend_start_us, backend=command.backend, ticket="")
 
 
 def _closing(session: Session, move: _Mover) -> Decision:
@@ -252,7 +252,7 @@ def _reassert(session: Session, move: _Mover) -> Decision:
         return Already(session)
     if not session.pid:  # an open session was recorded with its pid: this one never got so far
         return Refused(Code.ILLEGAL, "no server process is recorded: open it instead")
-    return _returning(session) or move.to(SessionState.OPEN, Actor.OWNER)
+    return _returning(session) or move.to(SessionState.OPEN, Actor.OWNER, ticket="")
 
 
 def _returning(session: Session) -> Refused | None:
