@@ -38,6 +38,12 @@ class ProtocolViolation(PoolerError):
     sqlstate = "08P01"
 
 
+class MessageTooLong(PoolerError):
+    """A message that has to be taken whole is longer than the pooler keeps."""
+
+    sqlstate = "54000"
+
+
 class LoginRefused(PoolerError):
     """A client may not log in. `sqlstate` is an instance's own here."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from pooler.admission.ticket import Ticket, TicketState
 
@@ -21,6 +21,9 @@ class Session(Protocol):
     expires_at: float
     idle_since: float
     generation: int
+
+
+S = TypeVar("S", bound=Session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class PoolCount:
     oldest_queued_at: float | None
 
 
-class PoolCore:
+class PoolCore(Generic[S]):
     """The sessions and the queue of one (database, user)."""
 
     __slots__ = ("active", "closing", "epoch", "generation", "idle", "opening", "opening_max", "paused",
@@ -44,8 +47,8 @@ class PoolCore:
     def __init__(self, size_max: int, opening_max: int) -> None:
         self.size_max = size_max
         self.opening_max = opening_max
-        self.idle: list[Session] = []
-        self.active: set[Session] = set()
+        self.idle: list[S] = []
+        self.active: set[S] = set()
         self.waiting: deque[Ticket] = deque()
         self.opening = 0
         self.closing = 0
@@ -65,7 +68,7 @@ class PoolCore:
         """No session may be granted now: paused by an operator, or the epoch drains."""
         return self.paused or not self.serving
 
-    def request(self, ticket: Ticket) -> Session | None:
+    def request(self, ticket: Ticket) -> S | None:
         """Bind an idle session to a started ticket, or queue it. Latest returned first."""
         if self.idle and not self.waiting and not self.blocked:
             session = self.idle.pop()
@@ -79,12 +82,12 @@ class PoolCore:
         """End a waiting ticket. False if it was granted (or ended) already: then its session is in use."""
         return ticket.end(state)
 
-    def usable(self, session: Session, now: float) -> bool:
+    def usable(self, session: S, now: float) -> bool:
         """May this session serve anyone again?"""
         return (session.epoch == self.epoch and session.generation == self.generation
                 and now < session.expires_at and self.serving)
 
-    def give(self, session: Session, now: float) -> bool:
+    def give(self, session: S, now: float) -> bool:
         """A clean session (returned, or new) goes to the oldest live waiter, or becomes idle.
 
         False: it is not to be used any more and the caller closes it (it has left the core).
@@ -104,7 +107,7 @@ class PoolCore:
         self.idle.append(session)
         return True
 
-    def opened(self, session: Session, now: float) -> bool:
+    def opened(self, session: S, now: float) -> bool:
         """A session that was being opened is ready. As `give`."""
         self.opening -= 1
         return self.give(session, now)
@@ -113,7 +116,7 @@ class PoolCore:
         """An opening ended without a session."""
         self.opening -= 1
 
-    def remove(self, session: Session) -> bool:
+    def remove(self, session: S) -> bool:
         """Take a session out, whatever it was doing. False if it was not here."""
         if session in self.active:
             self.active.discard(session)
@@ -135,9 +138,9 @@ class PoolCore:
         self._drop_dead()
         return len(self.waiting)
 
-    def wake(self, now: float) -> list[Session]:
+    def wake(self, now: float) -> list[S]:
         """Serve waiters from idle sessions after a block was lifted; returns those to close instead."""
-        retired: list[Session] = []
+        retired: list[S] = []
         while self.idle and not self.blocked and self.count_waiting():
             session = self.idle.pop()
             if not self.give(session, now):
@@ -153,15 +156,15 @@ class PoolCore:
             self.waiting = deque(t for t in self.waiting if t.waiting)
         return late
 
-    def take_idle(self, wanted: int) -> list[Session]:
+    def take_idle(self, wanted: int) -> list[S]:
         """Up to `wanted` idle sessions, longest idle first, leave the core to be closed."""
         taken, self.idle = self.idle[:wanted], self.idle[wanted:]
         return taken
 
-    def retire_idle(self, now: float, idle_before: float, keep: int) -> list[Session]:
+    def retire_idle(self, now: float, idle_before: float, keep: int) -> list[S]:
         """Idle sessions to close: unusable ones, and those idle since before `idle_before` above `keep`."""
-        retired: list[Session] = []
-        kept: list[Session] = []
+        retired: list[S] = []
+        kept: list[S] = []
         spare = len(self.idle) + len(self.active) - keep
         for session in self.idle:
             if not self.usable(session, now) or (session.idle_since < idle_before and spare > 0):
@@ -180,7 +183,8 @@ class PoolCore:
 
     def check(self) -> None:
         """Assert what must always hold."""
-        assert self.opening >= 0 and self.closing >= 0
+        assert self.opening >= 0
+        assert self.closing >= 0
         assert not any(s in self.active for s in self.idle)
         assert self.blocked or not (self.idle and any(t.waiting for t in self.waiting))
 

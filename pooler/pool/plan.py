@@ -35,6 +35,7 @@ def plan_for(
         secret = ServerSecret(plain=password.encode() if password is not None else None)
     lifetime = database.server_lifetime_seconds
     wait = database.query_wait_timeout_seconds
+    least = database.min_pool_size
     return PoolPlan(
         name=name,
         ledger=database.ledger,
@@ -43,7 +44,7 @@ def plan_for(
         secret=secret,
         mode=settings.pool_mode(name, service),
         size_max=settings.pool_size(name),
-        size_min=database.min_pool_size if database.min_pool_size is not None else settings.pool.min_pool_size,
+        size_min=settings.pool.min_pool_size if least is None else least,
         query_wait_timeout_seconds=settings.pool.query_wait_timeout_seconds if wait is None else wait,
         server_lifetime_seconds=settings.pool.server_lifetime_seconds if lifetime is None else lifetime,
         settings=settings.pool,

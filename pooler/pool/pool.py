@@ -6,10 +6,9 @@ second face of a checkout (`async with pool.checkout()`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -24,16 +23,17 @@ from pooler.net.dial import DialFailed
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
+from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenPlan, OpenSession, close_session, open_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
-from pooler.relay.cancel import cancel_and_wait
+from pooler.relay.cancel import cancel_and_wait, cancel_for
 from pooler.relay.reactor import Reactor
 from pooler.relay.server import ServerConn
 from pooler.relay.task import TaskClient
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import Statements
-from pooler.wire.session_state import Residue, TextLook, cleanup, forgets_statements, is_undoable
+from pooler.wire.session_state import Residue, TextLook, cleanup, forgets_statements
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
@@ -43,7 +43,6 @@ RETRY_FIRST_SECONDS = 0.25
 RESERVE_WAIT_SECONDS = 5.0
 CLOSE_TIMEOUT_SECONDS = 5.0
 LIFETIME_JITTER = 0.2
-PERMANENT_LOGIN_ERRORS = frozenset({"28000", "28P01", "3D000", "42501", "0A000"})
 
 log = structlog.get_logger()
 
@@ -56,7 +55,6 @@ class Parts:
     reactor: Reactor
     permits: Permits
     table: SessionTable | None
-    run_dir: Path
     random: Random
     statements: Statements
     look: TextLook
@@ -64,6 +62,7 @@ class Parts:
     client_closed: Callable[[ClientConn], None]
     tickets: int = 0
     servers: set[ServerConn] = field(default_factory=set)
+    server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each
 
 
 class Pool:
@@ -71,19 +70,21 @@ class Pool:
 
     def __init__(self, parts: Parts, plan: PoolPlan) -> None:
         self.parts, self.plan = parts, plan
-        self.core = PoolCore(plan.size_max, OPENING_MAX)
+        self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
         self.statements = parts.statements
         self.look = parts.look.residue
+        self.function_residue = int(Residue.SUSPECT)
         self.apply_settings(plan)
         self.greeting: dict[bytes, bytes] | None = None
         self.last_error: PoolerError | None = None
         self.clients: set[ClientConn] = set()
-        self.received_bytes = self.sent_bytes = 0
+        self.received_bytes = self.sent_bytes = self.logins = 0
         self.transactions = self.queries = self.errors = self.assignments = 0
         self.transaction_seconds = self.query_seconds = self.wait_seconds = 0.0
         self.sessions_opened = self.sessions_closed = self.sessions_lost = 0
         self.waits = Histogram()
         self.transaction_times = Histogram()
+        self.drain_at: float | None = None  # when what still runs under a draining epoch is cancelled
         self._retry_seconds = 0.0
         self._retry_at = 0.0
 
@@ -103,14 +104,14 @@ class Pool:
 
     def request(self, ticket: Ticket) -> ServerConn | None:
         """A session at once, or the ticket waits and will be called."""
-        session: Any = self.core.request(ticket)
+        session = self.core.request(ticket)
         self.assignments += 1
         if session is None:
             if self.last_error is not None and monotonic() < self._retry_at:
                 ticket.end(TicketState.REJECTED)
                 ticket.refused(self.last_error)
             self.grow()
-        return session  # type: ignore[no-any-return]
+        return session
 
     def give(self, server: ServerConn, now: float) -> None:
         """A free, clean session comes back."""
@@ -143,7 +144,7 @@ class Pool:
             return (), False
         return cleanup(residue), forgets_statements(residue)
 
-    def client_left(self, server: ServerConn, client: ClientConn) -> None:
+    def client_left(self, server: ServerConn, client: Any) -> None:
         """A client went away with a session of its own: undo, or close what cannot be shown to be in step."""
         server.client = None
         now = monotonic()
@@ -169,7 +170,11 @@ class Pool:
         """Start as many openings as the core wants."""
         for _ in range(self.core.openings_wanted()):
             self.core.opening += 1
-            self.parts.nursery.start_soon(self._open)
+            self.start_opening()
+
+    def start_opening(self) -> None:
+        """An opening that the core has counted."""
+        self.parts.nursery.start_soon(self._open)
 
     async def _open(self) -> None:
         """Open one session, trying again as long as somebody waits for it."""
@@ -208,7 +213,7 @@ class Pool:
             self._back_off(refused, permanent=False, at_once=RETRY_FIRST_SECONDS)
             return None
         except DialFailed as failed:
-            self._back_off(failed, permanent=failed.code in PERMANENT_LOGIN_ERRORS)
+            self._back_off(failed, permanent=failed.is_permanent)
             return None
         except PoolerError as failed:
             self._back_off(failed, permanent=False)
@@ -222,7 +227,8 @@ class Pool:
         wait = at_once or (retry_max if permanent else self._retry_seconds)
         self._retry_at = monotonic() + wait
         if not isinstance(error, NoPermit):
-            log.warning(Event.SESSION_OPEN_FAILED, database=self.plan.name, user=self.plan.user, reason=str(error))
+            log.warning(
+                Event.SESSION_OPEN_FAILED, database=self.plan.name, user=self.plan.user, reason=str(error))
         if permanent:
             self.last_error = error
             self.refuse_waiting(error)
@@ -290,29 +296,39 @@ class Pool:
     def _forget(self, server: ServerConn) -> None:
         self.sessions_closed += 1
         self.parts.servers.discard(server)
+        self.parts.server_forgotten.set()
+        self.parts.server_forgotten = trio.Event()
         if server.row is not None:
             server.row.free()
             server.row = None
 
     def close_idle(self, reason: str, count: int | None = None) -> int:
         """Close idle sessions (all, or so many); returns how many."""
-        taken: list[Any] = self.core.take_idle(len(self.core.idle) if count is None else count)
+        taken = self.core.take_idle(len(self.core.idle) if count is None else count)
         for server in taken:
             self.retire(server, reason)
         return len(taken)
 
-    def shed(self, count: int) -> None:
-        """Another worker waits for a permit: give so many sessions up as they fall idle."""
-        left = count - self.close_idle("another worker waits for its permit", count)
-        self.core.shed = min(len(self.core.active), self.core.shed + left)
+    def shed(self, count: int) -> int:
+        """Another worker waits for a permit: give up to `count` sessions up as they fall idle; how many."""
+        closed = self.close_idle("another worker waits for its permit", count)
+        before = self.core.shed
+        self.core.shed = min(len(self.core.active), before + count - closed)
+        return closed + self.core.shed - before
 
     # ---- what the ledger and the operator say
 
-    def epoch_changed(self, epoch: int, serving: bool) -> None:
-        """Sessions of another epoch serve nobody from here on."""
-        self.core.epoch, self.core.serving = epoch, serving
-        self.greeting = self.greeting if serving else None
-        self._drop_unusable()
+    def ledger_changed(self, view: LedgerView) -> None:
+        """Sessions of another epoch, or of one that drains, serve nobody from here on."""
+        changed = (view.epoch, view.serving) != (self.core.epoch, self.core.serving)
+        self.core.epoch, self.core.serving = view.epoch, view.serving
+        if changed:
+            if view.epoch:
+                log.info(Event.EPOCH_CHANGED, database=self.plan.name, epoch=view.epoch, serving=view.serving)
+            self.drain_at = None if view.serving else monotonic() + view.drain_timeout_seconds
+            self._retry_at = 0.0
+            self.last_error = None
+            self._drop_unusable()
         self.wake()
 
     def reconnect(self) -> None:
@@ -321,8 +337,14 @@ class Pool:
         self._drop_unusable()
         self.grow()
 
+    def break_off_session(self, server: ServerConn) -> None:
+        """Cancel what runs there: its client hears it from the server, and the session closes when idle."""
+        server.retire = server.retire or "its epoch drains"
+        self.parts.nursery.start_soon(
+            cancel_for, server, server.client, self.plan.settings.cancel_wait_timeout_seconds)
+
     def _drop_unusable(self) -> None:
-        stale: list[Any] = self.core.retire_idle(monotonic(), float("-inf"), 0)
+        stale = self.core.retire_idle(monotonic(), float("-inf"), 0)
         for server in stale:
             self.retire(server, "its epoch or generation is over")
 
@@ -337,7 +359,7 @@ class Pool:
 
     def wake(self) -> None:
         """Serve those who waited while nothing was granted."""
-        stale: list[Any] = self.core.wake(monotonic())
+        stale = self.core.wake(monotonic())
         for server in stale:
             self.retire(server, "its time is over")
         self.grow()
@@ -388,8 +410,8 @@ class Pool:
         for ticket in self.core.expired(now):
             waited = now - ticket.queued_at
             ticket.refused(WaitEnded(
-                f"query_wait_timeout: no session of database {self.plan.name!r} for user {self.plan.user!r} became "
-                f"free in {waited:.1f} s{self._why()}"))
+                f"query_wait_timeout: no session of database {self.plan.name!r} for user {self.plan.user!r} "
+                f"became free in {waited:.1f} s{self._why()}"))
 
     def _why(self) -> str:
         if self.core.paused:

@@ -6,15 +6,14 @@ then can the signal no longer hit whoever comes next. Where that cannot be seen,
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import trio
 
-from pooler.net.dial import connect
-from pooler.net.stream import RawSocket
+from pooler.net.connect import connect
+from pooler.net.stream import Broken, PeerGone, RawSocket
 from pooler.wire.messages import cancel_request
 
 if TYPE_CHECKING:
@@ -43,19 +42,19 @@ async def cancel_and_wait(server: ServerConn, timeout_seconds: float) -> bool:
 
 
 async def _send(server: ServerConn, still: Callable[[], bool], timeout_seconds: float) -> bool:
-    with trio.move_on_after(timeout_seconds or None or float("inf")):
+    with trio.move_on_after(timeout_seconds or float("inf")):
         try:
-            sock: socket.socket = await connect(server.opened.backend.address)
-        except OSError:
+            host, _, port = server.opened.backend.address.rpartition(":")
+            raw = RawSocket(await connect(host.strip("[]"), int(port)))
+        except Broken:
             return False
-        raw = RawSocket(sock)
         try:
             if not still():
                 return True
-            await raw.send_all(cancel_request(server.secret_key_data))
+            await raw.send_all(cancel_request(server.pid.to_bytes(4, "big", signed=True) + server.secret_key))
             await raw.recv()  # the postmaster's child closes when the signal has been sent
             return True
-        except (OSError, trio.BrokenResourceError):
+        except (Broken, PeerGone):
             return False
         finally:
             raw.close()

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import re
 import socket
-from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import BackendLost, OutcomeUnknown, PoolerError, ProtocolViolation
+from pooler.errors import BackendLost, OutcomeUnknown, PoolerError, WaitEnded
 from pooler.relay import owed as o
-from pooler.relay.extended import extended_message
 from pooler.relay.reactor import QUIET, READ, WRITE, Reactor
+from pooler.relay.refusal import READY_IDLE, drop, refuse_owed, refuse_unsent
+from pooler.relay.requests import pass_requests
 from pooler.wire.messages import Fault, error_response
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import ClientStatements
@@ -24,13 +24,9 @@ if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
 
 RECV_BYTES = 65_536
-WHOLE_BYTES_MAX = 16 << 20  # a Parse or Describe is taken whole; Query, Bind and COPY data pass in pieces
-_length_at = Struct(">I").unpack_from
 
-QUERY, SYNC, PARSE, BIND, DESCRIBE, EXECUTE, CLOSE = 0x51, 0x53, 0x50, 0x42, 0x44, 0x45, 0x43
-FLUSH, TERMINATE, COPY_DATA, COPY_DONE, COPY_FAIL, FUNCTION = 0x48, 0x58, 0x64, 0x63, 0x66, 0x46
+TERMINATE = 0x58
 SYNC_MESSAGE = b"S\x00\x00\x00\x04"
-READY_IDLE = b"Z\x00\x00\x00\x05I"
 IDLE = 0x49
 COMMITS = re.compile(rb"\b(commit|end|prepare\s+transaction)\b", re.IGNORECASE)
 
@@ -39,9 +35,9 @@ class ClientConn:
     """A client: its socket, what it has prepared and set, and the session that serves it now."""
 
     __slots__ = (
-        "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at", "fd",
-        "holds", "last_sent", "missing", "out", "parameters", "pool", "reactor", "recv", "requested_at", "send",
-        "server", "skip", "skip_to_sync", "sock", "statements", "ticket", "who",
+        "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
+        "dropping", "fd", "holds", "last_sent", "missing", "out", "parameters", "pool", "reactor", "recv",
+        "requested_at", "send", "server", "skip", "skip_to_sync", "sock", "statements", "ticket", "who",
     )
 
     def __init__(
@@ -63,6 +59,7 @@ class ClientConn:
         self.chunks: list[bytes] | None = None  # of a message that is taken whole
         self.missing = 0
         self.skip = 0
+        self.dropping = False  # something refused is still coming in
         self.skip_to_sync = False
         self.out: bytearray | None = None
         self.closing = False
@@ -164,19 +161,23 @@ class ClientConn:
         elif self.buffer:
             data = self.buffer + data
             self.buffer = b""
-        if self.skip_to_sync:
-            data = self._discard(data)
+        if self.dropping:
+            data = drop(self, data)
             if not data:
                 return
         if self.server is None and not self._ask(data):
             return
+        self._pass(data)
+
+    def _pass(self, data: bytes) -> None:
+        assert self.server is not None
         try:
-            self._relay(data)
-        except PoolerError as broken:  # of the protocol, or a limit
+            pass_requests(self, self.server, data)
+        except PoolerError as broken:  # the protocol, or a limit
             self.break_off(broken.sqlstate, str(broken))
 
     def _ask(self, data: bytes) -> bool:
-        """Something came in without a session: get one. False if the data waits in `buffer`, or is done with."""
+        """Something came in without a session: get one. False if the data waits, or is done with."""
         kind = data[0]
         if len(data) < 5:
             self.buffer = data
@@ -208,10 +209,7 @@ class ClientConn:
         self.pause(False)
         data, self.buffer = self.buffer, b""
         if data:
-            try:
-                self._relay(data)
-            except PoolerError as broken:
-                self.break_off(broken.sqlstate, str(broken))
+            self._pass(data)
 
     def _bind(self, server: ServerConn, now: float) -> None:
         server.client = self
@@ -226,103 +224,9 @@ class ClientConn:
         """A waiting ticket will not be served: say so and stay connected."""
         data, self.buffer = self.buffer, b""
         self.pause(False)
-        self.fail(error, data)
-
-    def _relay(self, data: bytes) -> None:
-        """Walk the client's messages and send them on, rewritten where a name is the pooler's own."""
-        server = self.server
-        assert server is not None
-        size = len(data)
-        at = self.skip
-        if at:
-            if at > size:
-                self.skip = at - size
-                server.write(data)
-                return
-            self.skip = 0
-        pool = self.pool
-        server.query_at = self.requested_at
-        owed = server.owed
-        start = 0
-        pieces: list[bytes] | None = None
-        while size - at >= 5:
-            kind = data[at]
-            length = _length_at(data, at + 1)[0]
-            end = at + 1 + length
-            if length < 4:
-                self.violate(f"message {chr(kind)!r} of length {length}")
-                return
-            if kind == QUERY:
-                text = data[at + 5 : end]
-                server.residue |= pool.look(text)
-                owed.append(o.QUERY)
-                server.statements.unnamed = None  # a simple query drops the unnamed statement
-                self.last_sent = text
-                at = end
-            elif kind == SYNC:
-                if not server.copy_in:
-                    owed.append(o.SYNC)
-                at = end
-            elif kind == EXECUTE:
-                if end > size:
-                    break
-                owed.append(o.EXECUTE)
-                at = end
-            elif kind == BIND or kind == PARSE or kind == DESCRIBE or kind == CLOSE:
-                if end > size and not (kind == BIND and size - at >= 1024):
-                    if length > WHOLE_BYTES_MAX:
-                        self.break_off("54000", f"message {chr(kind)!r} of {length} bytes is too long to be pooled")
-                        return
-                    break
-                message = extended_message(self, server, kind, data[at : min(end, size)])
-                if message is not None:
-                    pieces = [] if pieces is None else pieces
-                    if at > start:
-                        pieces.append(data[start:at])
-                    pieces.append(message)
-                    start = min(end, size)
-                at = end
-            elif kind == COPY_DATA or kind == FLUSH:
-                at = end
-            elif kind == COPY_DONE or kind == COPY_FAIL:
-                server.copy_in = False
-                at = end
-            elif kind == FUNCTION:
-                owed.append(o.FUNCTION)
-                at = end
-            elif kind == TERMINATE:
-                self.left()
-                return
-            else:
-                self.violate(f"unknown message type {kind}")
-                return
-        if at > size:
-            self.skip = at - size
-            at = size
-        elif at < size:
-            self._keep(data, at, size)
-        if pieces is not None:
-            pieces.append(data[start:at])
-            data = b"".join(pieces)
-        elif at != size:
-            data = data[:at]
-        if data:
-            server.write(data)
-        self._answer_own(owed)
-
-    def _keep(self, data: bytes, at: int, size: int) -> None:
-        """An incomplete message that is taken whole waits for the rest of it."""
-        rest = data[at:]
-        if size - at < 5:
-            self.buffer = rest
-        else:
-            self.chunks = [rest]
-            self.missing = 1 + _length_at(data, at + 1)[0] - (size - at)
-
-    def _answer_own(self, owed: o.Owed) -> None:
-        """Answers that the pooler gives itself and that nothing stands before."""
-        while owed and type(owed[0]) is o.Told:
-            self.deliver(owed.popleft().answer)
+        rest = refuse_unsent(self, error, data)
+        if rest:
+            self._take(rest)
 
     def prepared(self) -> ClientStatements:
         """What this client's statement names mean (made when first needed: most clients prepare nothing)."""
@@ -341,7 +245,7 @@ class ClientConn:
             return
         if type(entry) is o.Told and entry.closed is not None:
             self.statements.add(entry.name, entry.closed.body)
-        elif type(entry) is o.Told or (entry.forward and entry.name):
+        elif isinstance(entry, o.Told) or (entry.forward and entry.name):
             self.statements.close(entry.name)
 
     # ---- how a use of a session ends
@@ -370,72 +274,17 @@ class ClientConn:
         autocommit = server.status == IDLE and o.readies_owed(server.owed) > 0
         error: PoolerError
         if autocommit or (server.owed and COMMITS.search(self.last_sent)):
-            error = OutcomeUnknown("the server went away before it answered: the outcome is unknown, look it up")
+            error = OutcomeUnknown("the server went away before it answered: look the outcome up")
         else:
             error = BackendLost("the server went away during the transaction, which is rolled back")
-        self._fail_owed(error, server)
-
-    def _fail_owed(self, error: PoolerError, server: ServerConn) -> None:
-        owed = o.readies_owed(server.owed)
-        self.skip_to_sync = owed == 0 or self.skip > 0
-        self.buffer, self.chunks, self.missing = b"", None, 0
-        answer = error_response(Fault("ERROR", error.sqlstate, str(error)))
-        self.deliver(answer + READY_IDLE * owed)
+        refuse_owed(self, error, server)
         self._watch()
 
-    def fail(self, error: Exception, unsent: bytes) -> None:
-        """Answer `unsent` (nothing of it reached a server) with an error; the client stays connected."""
-        sqlstate = error.sqlstate if isinstance(error, PoolerError) else "58000"
-        sqlstate = getattr(error, "code", sqlstate)
-        answer = error_response(Fault("ERROR", sqlstate, str(error), hint=getattr(error, "hint", "")))
-        self.skip_to_sync = True
-        if unsent[:1] in (b"Q", b"F"):
-            self.skip_to_sync = False
-            end = 1 + _length_at(unsent, 1)[0]
-            self.skip = max(0, end - len(unsent))
-            if self.skip:
-                self.skip_to_sync = True  # the rest of that query is still to come
-                self.deliver(answer)
-                return
-            self.deliver(answer + READY_IDLE)
-            if unsent[end:]:
-                self._take(unsent[end:])
-            return
-        self.deliver(answer)
-        unsent = self._discard(unsent)
-        if unsent:
-            self._take(unsent)
-
-    def _discard(self, data: bytes) -> bytes:
-        """After an error, messages up to the next Sync (or the end of a half-sent query) are dropped."""
-        if self.skip:
-            if len(data) < self.skip:
-                self.skip -= len(data)
-                return b""
-            data, self.skip = data[self.skip :], 0
-        at, size = 0, len(data)
-        while size - at >= 5:
-            kind = data[at]
-            end = at + 1 + _length_at(data, at + 1)[0]
-            if kind == TERMINATE:
-                self.left()
-                return b""
-            if kind == QUERY or kind == FUNCTION or kind == SYNC:
-                self.skip_to_sync = False
-                if kind != SYNC:
-                    return data[at:]
-                self.deliver(READY_IDLE)
-                return data[end:]
-            at = end
-        if at > size:
-            self.skip = at - size
-        elif at < size:
-            self.buffer = data[at:]
-        return b""
-
-    def violate(self, what: str) -> None:
-        """The client broke the protocol: tell it and close; the session is closed too, with proof."""
-        self.break_off(ProtocolViolation.sqlstate, f"protocol violation: {what}")
+    def cancel_wait(self) -> None:
+        """A CancelRequest for a client that waits for a session ends the wait."""
+        if self.ticket.end(TicketState.CANCELLED):
+            self.pool.withdrawn(self.ticket)
+            self._refused(WaitEnded("canceling statement due to user request"))
 
     def break_off(self, sqlstate: str, text: str) -> None:
         """FATAL to the client; whatever session it holds is closed."""
@@ -451,7 +300,7 @@ class ClientConn:
             self.pool.withdrawn(self.ticket)
         elif server is not None:
             self.ticket.release()
-            self.pool.client_left(self, server)
+            self.pool.client_left(server, self)
         self.close()
 
     def close(self) -> None:

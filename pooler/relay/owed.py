@@ -1,8 +1,8 @@
 """What a server still owes: one entry for each message sent to it whose end can be seen in its answers.
 
-The entries stand in a deque in the order of sending. Integers are answers that pass to the client; a `Parsed`
-is a Parse (the client's own, or one that the pooler put in, whose answer it keeps back); a `Told` is an answer
-that the pooler gives itself. Pure.
+The entries stand in a deque in the order of sending. Integers are answers that pass to the client; a
+`Parsed` is a Parse (the client's own, or one that the pooler put in, whose answer it keeps back); a `Told`
+is an answer that the pooler gives itself. Pure.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Reactor:
                 if handler is not None:
                     try:
                         handler(mask)
-                    except Exception:
+                    except Exception:  # noqa: BLE001 - see _fault
                         self._fault(fd)
 
     def _fault(self, fd: int) -> None:

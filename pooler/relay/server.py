@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pooler.relay import owed as o
+from pooler.relay.answers import HELD_BYTES_MAX, pass_answers
 from pooler.relay.reactor import QUIET, READ, WRITE, Reactor
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import SessionStatements
@@ -23,29 +24,24 @@ from pooler.wire.session_state import FORGETTING_TAGS, Residue, is_undoable, res
 if TYPE_CHECKING:
     from pooler.pool.opener import OpenSession
     from pooler.pool.pool import Pool
-    from pooler.relay.client import ClientConn
+    from pooler.relay.served import Served
 
 RECV_BYTES = 65_536
-HELD_BYTES_MAX = 1 << 20  # a message that must be seen whole is never this long from an honest server
 _length_at = Struct(">I").unpack_from
 
 IDLE, IN_TRANSACTION, FAILED = 0x49, 0x54, 0x45  # ReadyForQuery's I, T, E
-DATA_ROW, COPY_DATA = 0x44, 0x64
-COMPLETE, READY, ERROR, STATUS = 0x43, 0x5A, 0x45, 0x53
-BIND_DONE, PARSE_DONE, CLOSE_DONE, NO_DATA, ROW_DESCRIPTION = 0x32, 0x31, 0x33, 0x6E, 0x54
-SUSPENDED, EMPTY, COPY_IN, COPY_OUT, COPY_BOTH = 0x73, 0x49, 0x47, 0x48, 0x57
-COMMON_TAGS = frozenset((b"SEL", b"INS", b"UPD", b"DEL", b"BEG", b"COM", b"ROL", b"COP", b"FET"))
-PASSING = frozenset(b"DdTtENAV")  # may pass in pieces: their first byte says all we need
+READY, ERROR, STATUS = 0x5A, 0x45, 0x53
 
 
 class ServerConn:
     """A session: socket, permit, and what is known of its state."""
 
     __slots__ = (
-        "_paused", "backend_start_us", "cancels", "client", "closing", "connected_at", "copy_in", "epoch", "expires_at",
-        "fatal", "fd", "fresh", "generation", "held", "idle_since", "last_used", "opened", "out", "owed", "own", "own_done",
-        "own_failed", "parameters", "permit", "pid", "pool", "query_at", "reactor", "recv", "residue", "retire", "row",
-        "secret_key", "send", "skip", "sock", "started_at", "statements", "status",
+        "_paused", "backend_start_us", "cancels", "client", "closing", "connected_at", "copy_in", "epoch",
+        "expires_at", "fatal", "fd", "fresh", "generation", "held", "idle_since", "last_used", "opened",
+        "out", "owed", "own", "own_done", "own_failed", "parameters", "permit", "pid", "pool", "query_at",
+        "reactor", "recv", "residue", "retire", "row", "secret_key", "send", "skip", "sock", "started_at",
+        "statements", "status",
     )
 
     def __init__(self, reactor: Reactor, pool: Pool, opened: OpenSession, parameters: ParameterSet) -> None:
@@ -58,7 +54,7 @@ class ServerConn:
         self.parameters = self.fresh = parameters
         self.statements = SessionStatements(pool.statements_max)
         self.row: Any = None
-        self.client: ClientConn | None = None
+        self.client: Served | None = None
         self.owed: o.Owed = deque()
         self.status = IDLE
         self.copy_in = False
@@ -122,7 +118,7 @@ class ServerConn:
             if self.client is not None:
                 self.client.pause(False)
 
-    def fit(self, client: Any) -> None:
+    def fit(self, client: Served) -> None:
         """Give the session the parameters that this client has, in front of whatever it sends next."""
         wanted = client.parameters
         sql = self.parameters.difference(wanted)
@@ -180,109 +176,18 @@ class ServerConn:
             client = self.client
             if client is None or self.closing or not data:
                 return
-        self._answers(data, client)
-
-    def _answers(self, data: bytes, client: ClientConn) -> None:
-        """Walk whole and partial messages; pass everything on but what is the pooler's own."""
-        size = len(data)
-        at = self.skip
-        if at:
-            if at > size:
-                self.skip = at - size
-                client.deliver(data)
-                return
-            self.skip = 0
-        owed = self.owed
-        start = 0
-        pieces: list[bytes] | None = None
-        ready = False
-        while size - at >= 5:
-            kind = data[at]
-            end = at + 1 + _length_at(data, at + 1)[0]
-            if kind == DATA_ROW or kind == COPY_DATA:
-                if end > size:
-                    break
-                at = end
-                continue
-            if end > size and kind not in PASSING:
-                break
-            if kind == COMPLETE:
-                if data[at + 5 : at + 8] not in COMMON_TAGS:
-                    self._tag(data[at + 5 : end - 1], client)
-                if owed and owed[0] == o.EXECUTE:
-                    owed.popleft()
-            elif kind == READY:
-                ready = True
-                self.status = data[at + 5]
-                if owed and type(owed[0]) is int and owed[0] <= o.FUNCTION:
-                    owed.popleft()
-                else:
-                    self._skipped(o.settle_ready(owed))
-                self.pool.queries += 1
-            elif kind == ROW_DESCRIPTION or kind == NO_DATA:
-                if owed and owed[0] == o.DESCRIBE:
-                    owed.popleft()
-            elif kind == BIND_DONE:
-                if owed and owed[0] == o.BIND:
-                    owed.popleft()
-            elif kind == PARSE_DONE:
-                if owed and type(owed[0]) is o.Parsed and not owed.popleft().forward:
-                    pieces = _leave_out(pieces, data, start, at)
-                    start = end
-            elif kind == CLOSE_DONE:
-                if owed and owed.popleft() == o.CLOSE_OWN:
-                    pieces = _leave_out(pieces, data, start, at)
-                    start = end
-            elif kind == ERROR:
-                self._error(data, at, end)
-            elif kind == STATUS:
-                self._status(data[at + 5 : end])
-            elif kind == SUSPENDED or kind == EMPTY:
-                if owed and owed[0] == o.EXECUTE:
-                    owed.popleft()
-            elif kind == COPY_IN or kind == COPY_BOTH:
-                self.copy_in = True
-                if owed and owed[0] == o.EXECUTE:
-                    o.forget_syncs(owed)
-            at = end
-            if owed and type(owed[0]) is o.Told:
-                pieces = _leave_out(pieces, data, start, at)
-                start = at
-                while owed and type(owed[0]) is o.Told:
-                    pieces.append(owed.popleft().answer)
-        if at > size:
-            self.skip = at - size
-            at = size
-        elif at < size:
-            end = size - at
-            if end >= 5 and data[at] in PASSING:
-                self.skip = 1 + _length_at(data, at + 1)[0] - end
-                at = size
-            else:
-                self.held = data[at:]
-                if end > HELD_BYTES_MAX:
-                    self.give_up("the server sent an over-long message")
-                    return
-        if pieces is not None:
-            pieces.append(data[start:at])
-            data = b"".join(pieces)
-        elif at != size:
-            data = data[:at]
-        if data:
-            client.deliver(data)
-        if ready and not owed and not self.held and not self.skip:
-            self._ready(client)
+        pass_answers(self, data, client)
 
     def _own_answers(self, data: bytes) -> int:
-        """Answers to the pooler's own queries, or anything a session says while it is idle. → offset after."""
+        """Answers to the pooler's own queries, or what an idle session says. → where they end."""
         at, size = 0, len(data)
         while size - at >= 5:
-            end = at + 1 + _length_at(data, at + 1)[0]
+            end: int = at + 1 + _length_at(data, at + 1)[0]
             if end > size:
                 break
             kind = data[at]
             if kind == STATUS:
-                self._status(data[at + 5 : end])
+                self.reported(data[at + 5 : end])
             elif kind == ERROR:
                 self.own_failed = True
                 self.fatal = data[at:end]
@@ -308,29 +213,34 @@ class ServerConn:
         if done is not None:
             done(ok)
 
-    def _error(self, data: bytes, at: int, end: int) -> None:
+    def errored(self, message: bytes) -> None:
+        """An ErrorResponse: what the server skips after it did not happen."""
         if self.owed:
-            self._skipped(o.settle_error(self.owed))
+            self.skipped(o.settle_error(self.owed))
         self.copy_in = False
         self.pool.errors += 1
-        head = data[at + 5 : min(end, at + 128)]
+        head = message[:128]
         if b"VFATAL\0" in head or b"VPANIC\0" in head:
-            self.fatal = data[at:end]
+            self.fatal = message
 
-    def _tag(self, tag: bytes, client: ClientConn) -> None:
+    def tagged(self, tag: bytes) -> None:
+        """A command tag that is not one of the common ones."""
         self.residue |= residue_of_tag(tag)
         if tag in FORGETTING_TAGS:
             self.statements.clear()
-            client.forget_statements()
+            if self.client is not None:
+                self.client.forget_statements()
 
-    def _skipped(self, failed: list[o.Parsed | o.Told]) -> None:
+    def skipped(self, failed: list[o.Parsed | o.Told]) -> None:
+        """The server skipped these after an error."""
         for entry in failed:
             if type(entry) is o.Parsed:
                 self.statements.remove(entry.statement)
             if self.client is not None:
                 self.client.did_not_happen(entry)
 
-    def _status(self, body: bytes) -> None:
+    def reported(self, body: bytes) -> None:
+        """A ParameterStatus."""
         name, _, value = body.partition(b"\0")
         value = value[:-1]
         self.parameters = self.parameters.with_status(name, value)
@@ -339,7 +249,7 @@ class ServerConn:
 
     # ---- the end of a transaction
 
-    def _ready(self, client: Any) -> None:
+    def ready(self, client: Served) -> None:
         """ReadyForQuery, and nothing owed: is the transaction over, and may the session go on?"""
         if self.closing or self.client is not client:
             return
@@ -355,7 +265,7 @@ class ServerConn:
         elif pool.is_statement_mode and not client.skip:
             client.break_off("08P01", "transaction blocks not allowed in statement pooling mode")
 
-    def leave(self, client: Any, now: float) -> None:
+    def leave(self, client: Served, now: float) -> None:
         """The client's use of this session is over; it is in step and idle."""
         self.client = None
         client.detached(now)
@@ -435,11 +345,3 @@ class ServerConn:
         self.closing = True
         self.reactor.remove(self.fd)
 
-
-def _leave_out(pieces: list[bytes] | None, data: bytes, start: int, at: int) -> list[bytes]:
-    """What stands before `at` is for the client; the caller goes on after what is left out."""
-    if pieces is None:
-        pieces = []
-    if at > start:
-        pieces.append(data[start:at])
-    return pieces

@@ -32,10 +32,9 @@ class QueryFailed(PoolerError):
 class TaskClient:
     """One task's use of one session."""
 
-    holds = True  # the session stays until the block ends, whatever ReadyForQuery says
-    skip = 0
-
     def __init__(self, pool: Pool) -> None:
+        self.holds = True  # the session stays until the block ends, whatever ReadyForQuery says
+        self.skip = 0
         self.pool = pool
         self.ticket = Ticket(self.bind, self._refuse, self)
         self.parameters: Any = None
@@ -79,7 +78,7 @@ class TaskClient:
         if self.server is not None:
             await self._changed.wait()
         if self.server is None:
-            raise BackendLost("the server went away")
+            raise self._error or BackendLost("the server went away")
 
     def give_back(self) -> None:
         """The block is over."""
@@ -114,6 +113,18 @@ class TaskClient:
 
     def transaction_ended(self, now: float) -> None:
         """Kept until the block ends."""
+
+    def detached(self, now: float) -> None:
+        """Not before the block ends."""
+
+    def break_off(self, sqlstate: str, text: str) -> None:
+        """A limit of the pool ends the use of the session."""
+        self._error = QueryFailed(sqlstate, text)
+        server, self.server = self.server, None
+        if server is not None:
+            self.ticket.release()
+            self.pool.client_left(server, self)
+        self._changed.set()
 
     def server_lost(self, server: ServerConn, fatal: bytes) -> None:
         """The session went away."""

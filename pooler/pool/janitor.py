@@ -1,0 +1,72 @@
+"""What is done by the clock, one function per rule. Each takes `now` in seconds of the monotonic clock."""
+
+from __future__ import annotations
+
+from pooler.pool.pool import Pool
+
+IN_TRANSACTION, FAILED = 0x54, 0x45
+
+
+def end_late_waits(pool: Pool, now: float) -> None:
+    """query_wait_timeout: a ticket past its deadline is answered."""
+    if pool.core.waiting:
+        pool.expire(now)
+
+
+def end_idle_transactions(pool: Pool, now: float) -> None:
+    """idle_transaction_timeout: a client that holds a transaction and says nothing is disconnected."""
+    limit = pool.plan.settings.idle_transaction_timeout_seconds
+    if not limit:
+        return
+    for server in list(pool.core.active):
+        client = server.client
+        if (client is not None and not server.owed and server.status in (IN_TRANSACTION, FAILED)
+                and now - server.last_used > limit):
+            client.break_off("25P03", "idle transaction timeout")
+
+
+def end_long_queries(pool: Pool, now: float) -> None:
+    """query_timeout: a query that runs longer is cancelled by closing its session; the client is told."""
+    limit = pool.plan.settings.query_timeout_seconds
+    if not limit:
+        return
+    for server in list(pool.core.active):
+        if server.client is not None and server.owed and now - server.query_at > limit:
+            server.client.break_off("57014", "query_timeout")
+
+
+def end_idle_clients(pool: Pool, now: float) -> None:
+    """client_idle_timeout: a client without a transaction that says nothing is disconnected."""
+    limit = pool.plan.settings.client_idle_timeout_seconds
+    if not limit:
+        return
+    for client in list(pool.clients):
+        if client.server is None and not client.ticket.waiting and now - client.requested_at > limit:
+            client.break_off("57P05", "client_idle_timeout")
+
+
+def close_old_sessions(pool: Pool, now: float, growth_allowed: bool) -> None:
+    """server_idle_timeout and server_lifetime; nothing is closed by choice while the ledger is away."""
+    if not growth_allowed:
+        return
+    idle = pool.plan.settings.server_idle_timeout_seconds
+    idle_before = now - idle if idle else float("-inf")
+    for server in pool.core.retire_idle(now, idle_before, pool.plan.size_min):
+        pool.retire(server, "server_lifetime or server_idle_timeout")
+
+
+def replenish(pool: Pool) -> None:
+    """min_pool_size: open what is missing, through the same gate, without hurry."""
+    core = pool.core
+    if pool.greeting is not None and not core.blocked and core.total < pool.plan.size_min:
+        core.opening += 1
+        pool.start_opening()
+
+
+def cancel_overdue_drain(pool: Pool, now: float) -> None:
+    """drain_timeout: what still runs under an epoch that drains is cancelled, then closed."""
+    if pool.drain_at is not None and now >= pool.drain_at:
+        pool.drain_at = None
+        for server in list(pool.core.active):
+            if server.epoch <= pool.core.epoch:
+                pool.break_off_session(server)

@@ -1,0 +1,135 @@
+"""A server's answers on their way to a client: the hot half of the relay.
+
+Whole and partial messages pass as they came; what answers the pooler's own doing is left out, what the pooler
+answers itself is put in, and ReadyForQuery with nothing owed ends the use of the session.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from pooler.relay import owed as o
+
+if TYPE_CHECKING:
+    from pooler.relay.served import Served
+    from pooler.relay.server import ServerConn
+
+HELD_BYTES_MAX = 1 << 20  # a message that must be seen whole is never this long from an honest server
+_length_at = Struct(">I").unpack_from
+
+DATA_ROW, COPY_DATA = 0x44, 0x64
+COMPLETE, READY, ERROR, STATUS = 0x43, 0x5A, 0x45, 0x53
+BIND_DONE, PARSE_DONE, CLOSE_DONE, NO_DATA, ROW_DESCRIPTION = 0x32, 0x31, 0x33, 0x6E, 0x54
+SUSPENDED, EMPTY, COPY_IN, COPY_BOTH = 0x73, 0x49, 0x47, 0x57
+COMMON_TAGS = frozenset((b"SEL", b"INS", b"UPD", b"DEL", b"BEG", b"COM", b"ROL", b"COP", b"FET"))
+PASSING = frozenset(b"DdTtENAV")  # may pass in pieces: their first byte says all we need
+
+
+def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
+    """Give `data` (from a message's beginning, or inside one that passes in pieces) to the client."""
+    size = len(data)
+    at = server.skip
+    if at:
+        if at > size:
+            server.skip = at - size
+            client.deliver(data)
+            return
+        server.skip = 0
+    owed = server.owed
+    start = 0  # what stands before it has been put into `pieces`
+    pieces: list[bytes] | None = None
+    ready = False
+    while size - at >= 5:
+        kind = data[at]
+        end = at + 1 + _length_at(data, at + 1)[0]
+        if kind == DATA_ROW or kind == COPY_DATA:
+            at = end
+            continue
+        if end > size and kind not in PASSING:
+            break
+        if kind == COMPLETE:
+            if data[at + 5 : at + 8] not in COMMON_TAGS:
+                server.tagged(data[at + 5 : end - 1])
+            if owed and owed[0] == o.EXECUTE:
+                owed.popleft()
+        elif kind == READY:
+            ready = True
+            server.status = data[at + 5]
+            server.pool.queries += 1
+            if owed and type(owed[0]) is int and owed[0] <= o.FUNCTION:
+                owed.popleft()
+            else:
+                server.skipped(o.settle_ready(owed))
+        elif kind == ROW_DESCRIPTION or kind == NO_DATA:
+            if owed and owed[0] == o.DESCRIBE:
+                owed.popleft()
+        elif kind == BIND_DONE:
+            if owed and owed[0] == o.BIND:
+                owed.popleft()
+        elif _is_own(server, kind, data, at, end):
+            pieces = _take(pieces, data, start, at)
+            start = end
+        at = end
+        if owed and type(owed[0]) is o.Told:
+            pieces = _take(pieces, data, start, at)
+            start = at
+            while owed and type(owed[0]) is o.Told:
+                pieces.append(owed.popleft().answer)
+    if at != size:
+        at = _stop(server, data, at, size)
+    if pieces is not None:
+        pieces.append(data[start:at])
+        data = b"".join(pieces)
+    elif at != size:
+        data = data[:at]
+    if data:
+        client.deliver(data)
+    if ready and not owed and not server.held and not server.skip:
+        server.ready(client)
+
+
+def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bool:
+    """The rarer messages. True: this one answers the pooler's own doing and is not for the client."""
+    owed = server.owed
+    if kind == PARSE_DONE:
+        return bool(owed) and type(owed[0]) is o.Parsed and not owed.popleft().forward
+    if kind == CLOSE_DONE:
+        return bool(owed) and owed.popleft() == o.CLOSE_OWN
+    if kind == ERROR:
+        server.errored(data[at:end])
+    elif kind == STATUS:
+        server.reported(data[at + 5 : end])
+    elif kind == SUSPENDED or kind == EMPTY:
+        if owed and owed[0] == o.EXECUTE:
+            owed.popleft()
+    elif kind == COPY_IN or kind == COPY_BOTH:
+        server.copy_in = True
+        if owed and owed[0] == o.EXECUTE:
+            o.forget_syncs(owed)
+    return False
+
+
+def _take(pieces: list[bytes] | None, data: bytes, start: int, at: int) -> list[bytes]:
+    """What stands between `start` and `at` is for the client; the caller goes on after what is left out."""
+    if pieces is None:
+        pieces = []
+    if at > start:
+        pieces.append(data[start:at])
+    return pieces
+
+
+def _stop(server: ServerConn, data: bytes, at: int, size: int) -> int:
+    """The data ends inside a message: it goes on passing, or its beginning is held. → how far to pass."""
+    if at > size:
+        server.skip = at - size
+        return size
+    rest = size - at
+    if rest >= 5 and data[at] in PASSING:
+        server.skip = 1 + _length_at(data, at + 1)[0] - rest
+        return size
+    server.held = data[at:]
+    if rest > HELD_BYTES_MAX:
+        server.retire = "the server sent an over-long message"
+        server.give_up(server.retire)
+    return at

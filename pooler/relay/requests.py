@@ -1,0 +1,114 @@
+"""A client's messages on their way to its session: the other hot half of the relay."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from pooler.errors import MessageTooLong, ProtocolViolation
+from pooler.relay import owed as o
+from pooler.relay.extended import extended_message
+
+if TYPE_CHECKING:
+    from pooler.relay.client import ClientConn
+    from pooler.relay.server import ServerConn
+
+WHOLE_BYTES_MAX = 16 << 20  # a Parse or Describe is taken whole; Query, Bind and COPY data pass in pieces
+BIND_HEAD_BYTES = 1024  # enough of a Bind for its names
+_length_at = Struct(">I").unpack_from
+
+QUERY, SYNC, PARSE, BIND, DESCRIBE, EXECUTE, CLOSE = 0x51, 0x53, 0x50, 0x42, 0x44, 0x45, 0x43
+FLUSH, TERMINATE, COPY_DATA, COPY_DONE, COPY_FAIL, FUNCTION = 0x48, 0x58, 0x64, 0x63, 0x66, 0x46
+
+
+def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
+    """Send `data` on, rewritten where a name is the pooler's own.
+
+    Raises ProtocolViolation, MessageTooLong, TooManyStatements: then nothing of it was sent.
+    """
+    size = len(data)
+    at = client.skip
+    if at:
+        if at > size:
+            client.skip = at - size
+            server.write(data)
+            return
+        client.skip = 0
+    server.query_at = client.requested_at
+    owed = server.owed
+    start = 0  # what stands before it has been put into `pieces`
+    pieces: list[bytes] | None = None
+    while size - at >= 5:
+        kind = data[at]
+        length = _length_at(data, at + 1)[0]
+        end = at + 1 + length
+        if kind == QUERY:
+            text = data[at + 5 : end]
+            server.residue |= client.pool.look(text)
+            owed.append(o.QUERY)
+            server.statements.unnamed = None  # a simple query drops the unnamed statement
+            client.last_sent = text
+        elif kind == SYNC:
+            if not server.copy_in:  # in COPY IN the server ignores it
+                owed.append(o.SYNC)
+        elif kind == BIND or kind == PARSE or kind == DESCRIBE or kind == CLOSE:
+            if end > size and (kind != BIND or size - at < BIND_HEAD_BYTES):
+                break
+            message = extended_message(client, server, kind, data[at : end if end < size else size])
+            if message is not None:
+                pieces = pieces or []
+                if at > start:
+                    pieces.append(data[start:at])
+                pieces.append(message)
+                start = end if end < size else size
+        elif kind == EXECUTE:
+            if end > size:
+                break
+            owed.append(o.EXECUTE)
+        elif not _pass_rarer(client, server, kind):
+            return
+        if length < 4:
+            raise ProtocolViolation(f"message {chr(kind)!r} of length {length}")
+        at = end
+    if at != size:
+        at = _stop(client, data, at, size)
+    if pieces is not None:
+        pieces.append(data[start:at])
+        data = b"".join(pieces)
+    elif at != size:
+        data = data[:at]
+    if data:
+        server.write(data)
+    while owed and type(owed[0]) is o.Told:  # nothing stands before it
+        client.deliver(owed.popleft().answer)
+
+
+def _pass_rarer(client: ClientConn, server: ServerConn, kind: int) -> bool:
+    """False: the client is done. Raises ProtocolViolation for a kind that clients do not send."""
+    if kind == COPY_DONE or kind == COPY_FAIL:
+        server.copy_in = False
+    elif kind == FUNCTION:
+        server.residue |= client.pool.function_residue
+        server.owed.append(o.FUNCTION)
+    elif kind == TERMINATE:
+        client.left()
+        return False
+    elif kind != COPY_DATA and kind != FLUSH:
+        raise ProtocolViolation(f"unknown message type {kind}")
+    return True
+
+
+def _stop(client: ClientConn, data: bytes, at: int, size: int) -> int:
+    """The data ends inside a message: it goes on passing, or is kept until it is whole. → how far to pass."""
+    if at > size:
+        client.skip = at - size
+        return size
+    if size - at < 5:
+        client.buffer = data[at:]
+        return at
+    length = _length_at(data, at + 1)[0]
+    if not 4 <= length <= WHOLE_BYTES_MAX:
+        raise MessageTooLong(f"message {chr(data[at])!r} of {length} bytes is too long to be pooled")
+    client.chunks = [data[at:]]
+    client.missing = 1 + length - (size - at)
+    return at

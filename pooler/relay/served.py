@@ -1,0 +1,43 @@
+"""What a session needs of whoever it serves: a client of the reactor, or a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from pooler.relay import owed as o
+from pooler.wire.parameters import ParameterSet
+
+if TYPE_CHECKING:
+    from pooler.relay.server import ServerConn
+
+
+class Served(Protocol):
+    """Plain calls out of the reader of a session; none may wait."""
+
+    parameters: ParameterSet
+    skip: int  # bytes of a message that is being sent on in pieces
+    holds: bool  # it keeps the session until it leaves, whatever ReadyForQuery says
+
+    def deliver(self, data: bytes) -> None:
+        """An answer."""
+
+    def pause(self, paused: bool) -> None:
+        """The server cannot take more (or can again)."""
+
+    def transaction_ended(self, now: float) -> None:
+        """A transaction ended and the session is kept."""
+
+    def detached(self, now: float) -> None:
+        """The session was taken back."""
+
+    def server_lost(self, server: ServerConn, fatal: bytes) -> None:
+        """The session went away; `fatal` is the server's last word, already delivered."""
+
+    def break_off(self, sqlstate: str, text: str) -> None:
+        """FATAL; the session is closed."""
+
+    def did_not_happen(self, entry: o.Parsed | o.Told) -> None:
+        """The server skipped it after an error."""
+
+    def forget_statements(self) -> None:
+        """DEALLOCATE ALL or DISCARD ALL."""

@@ -1,0 +1,78 @@
+"""The console's commands as one worker carries them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from coordinator.link import LinkRefused
+from pooler.serve.registry import Registry
+
+PAUSE_POLL_SECONDS = 0.02
+
+
+class Commands:
+    """One worker's part of PAUSE, RESUME and the rest; each returns when it holds here."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def run(self, name: str, args: dict[str, Any]) -> None:
+        """Carry out `name` on args["database"] (None: all). Raises LinkRefused with the reason."""
+        database = args.get("database")
+        if database is not None and database not in self._registry.settings.databases:
+            raise LinkRefused("no_database", f"no such database: {database}")
+        action = getattr(self, f"_{name.lower()}", None)
+        if action is None:
+            raise LinkRefused("no_command", f"a worker knows no command {name}")
+        await action(database)
+
+    async def _pause(self, database: str | None) -> None:
+        """Nothing more is granted; done when no session is in use."""
+        registry = self._registry
+        registry.paused |= {database} if database is not None else set(registry.settings.databases)
+        for pool in registry.by_name(database):
+            pool.pause()
+        while any(pool.core.active for pool in registry.by_name(database)):
+            if not self._is_paused(database):
+                return  # resumed meanwhile
+            await trio.sleep(PAUSE_POLL_SECONDS)  # noqa: TID251 - sessions fall idle in the reactor, unheard
+
+    async def _resume(self, database: str | None) -> None:
+        registry = self._registry
+        registry.paused -= {database} if database is not None else set(registry.settings.databases)
+        for pool in registry.by_name(database):
+            pool.resume()
+
+    async def _disable(self, database: str | None) -> None:
+        if database is None:
+            raise LinkRefused("no_database", "DISABLE needs the name of a database")
+        self._registry.disabled.add(database)
+
+    async def _enable(self, database: str | None) -> None:
+        if database is None:
+            raise LinkRefused("no_database", "ENABLE needs the name of a database")
+        self._registry.disabled.discard(database)
+
+    async def _reconnect(self, database: str | None) -> None:
+        for pool in self._registry.by_name(database):
+            pool.reconnect()
+
+    async def _kill(self, database: str | None) -> None:
+        """Drop every client and session of a database, and serve nobody until RESUME."""
+        await self._mark_paused(database)
+        for pool in self._registry.by_name(database):
+            for client in list(pool.clients):
+                client.break_off("57P01", "database killed by an administrator")
+            pool.close_idle("killed by an administrator")
+
+    async def _mark_paused(self, database: str | None) -> None:
+        registry = self._registry
+        registry.paused |= {database} if database is not None else set(registry.settings.databases)
+        for pool in registry.by_name(database):
+            pool.pause()
+
+    def _is_paused(self, database: str | None) -> bool:
+        paused = self._registry.paused
+        return database in paused if database is not None else bool(paused)

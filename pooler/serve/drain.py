@@ -1,0 +1,40 @@
+"""How a worker's clients end: at a transaction's boundary when it drains, at once when it stops.
+
+An idle client is told 57P01 and closed; to its driver that is a server that went away between transactions.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from pooler.serve.registry import Registry
+
+LOOK_SECONDS = 0.05
+
+
+async def drain_clients(registry: Registry, timeout_seconds: float) -> None:
+    """Close each client as soon as it has no transaction and waits for none; returns when all are gone, or
+    the time is over."""
+    with trio.move_on_after(timeout_seconds):
+        while registry.clients:
+            _end_idle(registry)
+            if registry.clients:
+                await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - transactions end in the reactor, unheard
+
+
+def end_clients(registry: Registry) -> None:
+    """Close every client now."""
+    for client in list(registry.clients.values()):
+        client.break_off("57P01", "terminating connection due to administrator command")
+
+
+def _end_idle(registry: Registry) -> None:
+    for client in list(registry.clients.values()):
+        busy = client.ticket.waiting or (client.server is not None and not _between(client.server))
+        if not busy and not client.buffer and not client.missing:
+            client.break_off("57P01", "terminating connection due to administrator command")
+
+
+def _between(server: object) -> bool:
+    """A session held by its client (session pooling), with nothing going on."""
+    return not getattr(server, "owed", True) and getattr(server, "status", 0) == 0x49

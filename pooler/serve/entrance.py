@@ -1,0 +1,158 @@
+"""How a client comes in: login, its pool, the greeting, and then the reactor has it.
+
+One task per login, with `client_login_timeout`. What is refused here is refused with FATAL; from the greeting
+on nothing a pool does disconnects a client.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+import trio
+
+from coordinator.session_table import encode_who
+from pooler.errors import LoginRefused, NotServing, PoolerError, TooManyClients
+from pooler.net.client_count import ClientCount
+from pooler.net.login import Door, LoggedIn, Welcome, greet, login, refuse
+from pooler.net.proxy_protocol import PeerAddress
+from pooler.net.stream import Broken, PeerGone, RawSocket
+from pooler.observe.events import Event
+from pooler.pool.pool import Pool
+from pooler.relay.client import ClientConn
+from pooler.serve.registry import Registry
+from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
+from pooler.wire.parameters import ParameterSet
+from pooler.wire.startup import CancelAsked, Replication
+
+log = structlog.get_logger()
+
+Handle = Callable[[RawSocket, PeerAddress], Awaitable[None]]
+
+
+class Entrance:
+    """Lets clients of one worker in."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        count: ClientCount,
+        cancel: Callable[[bytes], Awaitable[None]],
+        console: Callable[[RawSocket, LoggedIn], Awaitable[None]],
+        parameters_of: Callable[[dict[bytes, bytes]], ParameterSet],
+    ) -> None:
+        self._registry = registry
+        self._count = count
+        self._cancel = cancel
+        self._console = console
+        self._parameters_of = parameters_of
+        self.logins = 0
+        self.refusals = 0
+        self.consoles = 0
+
+    def handler(self, service: str | None, door_of: Callable[[PeerAddress], Door]) -> Handle:
+        """What an acceptor calls for the sockets of one service (None: the shared port)."""
+        return partial(self._admit, service, door_of)
+
+    async def _admit(
+        self, service: str | None, door_of: Callable[[PeerAddress], Door], raw: RawSocket, peer: PeerAddress
+    ) -> None:
+        try:
+            await self._admit_or_refuse(service, door_of(peer), raw, peer)
+        except PoolerError as error:
+            self.refusals += 1
+            log.info(Event.CLIENT_REFUSED, address=peer.host, reason=str(error))
+            await refuse(raw, error)
+        except (PeerGone, Broken, OSError):
+            raw.close()  # the client went away: nobody to tell
+        except Exception:
+            log.exception(Event.SOMETHING_FAILED, where="login")
+            raw.close()
+
+    async def _admit_or_refuse(
+        self, service: str | None, door: Door, raw: RawSocket, peer: PeerAddress
+    ) -> None:
+        limit = self._registry.settings.pool.client_login_timeout_seconds or float("inf")
+        deadline = trio.current_time() + limit
+        try:
+            with trio.fail_at(deadline):
+                asked = await login(raw, door, peer)
+        except trio.TooSlowError:
+            raise LoginRefused("client_login_timeout", "08P01") from None
+        if isinstance(asked, CancelAsked):
+            await self._cancel_request(raw, asked.key)
+        elif asked.console:
+            await self._serve_console(raw, asked)
+        else:
+            await self._seat(service, raw, asked, deadline)
+
+    async def _cancel_request(self, raw: RawSocket, key: bytes) -> None:
+        try:
+            await self._cancel(key)
+        finally:
+            raw.close()  # as PostgreSQL: no answer, whether it found anything or not
+
+    async def _serve_console(self, raw: RawSocket, asked: LoggedIn) -> None:
+        self.consoles += 1
+        try:
+            await self._console(raw, asked)
+        finally:
+            self.consoles -= 1
+            raw.close()
+
+    async def _seat(self, service: str | None, raw: RawSocket, asked: LoggedIn, deadline: float) -> None:
+        registry = self._registry
+        name = registry.settings.database_for(asked.database, service)
+        if name is None:
+            raise LoginRefused(f"no such database: {asked.database}", "3D000")
+        if asked.replication is not Replication.NONE:
+            raise LoginRefused("replication connections are not served by this pooler", "0A000")
+        if name in registry.disabled:
+            raise LoginRefused(f'database "{name}" is disabled', "3D000")
+        if registry.draining:
+            raise NotServing("the pooler is shutting down")
+        if not self._count.enter(registry.settings.pool.max_client_conn):
+            raise TooManyClients(
+                f"no more connections allowed (max_client_conn = {registry.settings.pool.max_client_conn})")
+        entered = False
+        try:
+            pool = registry.pool(name, asked.user, service, asked.secret)
+            client = await self._greet(pool, raw, asked, deadline)
+            entered = True
+        finally:
+            if not entered:
+                self._count.leave()
+        self.logins += 1
+        pool.logins += 1
+        pool.clients.add(client)
+        registry.clients[client.cancel_key] = client
+        client.start(asked.leftover)
+
+    async def _greet(self, pool: Pool, raw: RawSocket, asked: LoggedIn, deadline: float) -> ClientConn:
+        greeting = await pool.greeting_parameters(max(0.0, deadline - trio.current_time()))
+        parameters = self._wanted(greeting, asked)
+        told = greeting | dict(parameters.items())
+        registry = self._registry
+        key = make_key(
+            registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
+        await greet(raw, Welcome(asked.owed, list(told.items()), key))
+        application_name = asked.parameters.get("application_name", "")
+        tenant, klass = registry.tenant(asked.user, asked.database, application_name, asked.address.host)
+        address = f"{asked.address.host}:{asked.address.port}"
+        return ClientConn(
+            registry.parts.reactor, pool, raw.release(), address, key, parameters,
+            encode_who(tenant, klass, address), application_name)
+
+    def _wanted(self, greeting: dict[bytes, bytes], asked: LoggedIn) -> ParameterSet:
+        """The session parameters of this client: its own where it gave some, else the server's."""
+        ignored = {name.lower() for name in self._registry.settings.pool.ignore_startup_parameters}
+        base = self._parameters_of({**greeting, b"application_name": b""})
+        given = {**asked.options, **asked.parameters}
+        try:
+            return base.with_startup({
+                name.encode(): value.encode()
+                for name, value in given.items() if name.lower() not in ignored})
+        except ValueError as fault:
+            raise LoginRefused(f"unsupported startup parameter: {fault}", "08P01") from None

@@ -1,0 +1,249 @@
+"""What one worker tells of itself: statistics, SHOW rows, health, status. Reads, changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib.metadata import version
+from time import monotonic
+from typing import Any
+
+from pooler.observe import snapshot as s
+from pooler.observe.http import Parts
+from pooler.observe.metrics import WorkerMetrics
+from pooler.pool.permits import Permits
+from pooler.pool.pool import Pool
+from pooler.relay.client import ClientConn
+from pooler.relay.server import ServerConn
+from pooler.serve.registry import Registry
+from pooler.settings import Settings
+
+VERSION = version("pooler")
+_wall_minus_monotonic = time.time() - monotonic()
+
+
+def _clock_us(at: float) -> int:
+    return int((at + _wall_minus_monotonic) * 1e6)
+
+
+class Figures:
+    """The figures of one worker."""
+
+    def __init__(self, registry: Registry, permits: Permits, index: int, boot_id: str) -> None:
+        self._registry = registry
+        self._permits = permits
+        self._index = index
+        self.boot_id = boot_id
+        self._started_at = monotonic()
+        self._before: dict[str, s.Totals] = {}
+        self._period: dict[str, s.Totals] = {}
+        self._period_seconds = 0.0
+        self._period_at = monotonic()
+        self.logins_open = lambda: 0
+        self.refusals = lambda: 0
+
+    # ---- one snapshot
+
+    def statistics(self) -> s.WorkerStatistics:
+        """Everything, at this moment."""
+        registry, ledger = self._registry, self._permits.statistics()
+        pools = tuple(pool_statistics(pool) for pool in registry.pools.values())
+        views = self._permits.ledgers
+        return s.WorkerStatistics(
+            worker=str(self._index), version=VERSION, started_at_us=_clock_us(self._started_at),
+            state=self.state(), pools=pools,
+            stats=s.stats_rows(pools, {}, self._period, self._period_seconds),
+            clients_max=registry.settings.pool.max_client_conn, logins_open=self.logins_open(),
+            logins_refused={"any": self.refusals()},
+            prepared_statements=len(registry.parts.statements),
+            prepared_text_bytes=registry.parts.statements.text_bytes,
+            link_up=ledger.linked, links_lost=ledger.links_lost_total,
+            ledger_reachable={db: view.reachable for db, view in views.items()},
+            epochs={db: view.epoch for db, view in views.items()},
+            permits=ledger.held, permits_granted=ledger.granted_total,
+            permits_refused=ledger.refused_total, permits_gone=ledger.permits_gone_total,
+            permits_unknown=ledger.unknown_total)
+
+    def state(self) -> str:
+        """active, paused or draining."""
+        registry = self._registry
+        if registry.draining:
+            return "draining"
+        return "paused" if registry.paused >= set(registry.settings.databases) else "active"
+
+    def end_period(self) -> None:
+        """Once a stats_period: what was done in it becomes the averages."""
+        totals: dict[str, s.Totals] = {}
+        for pool in self._registry.pools.values():
+            name = pool.plan.name
+            totals[name] = totals.get(name, s.Totals()) + pool_totals(pool)
+        now = monotonic()
+        self._period = {n: t - self._before.get(n, s.Totals()) for n, t in totals.items()}
+        self._period_seconds, self._period_at = now - self._period_at, now
+        self._before = totals
+
+    # ---- what others read
+
+    def rows(self, what: str) -> list[Any]:
+        """This worker's rows of a SHOW, by item name in lower case."""
+        known = s.statistics_rows(self.statistics(), what)
+        if known is not None:
+            return known
+        makers = {"clients": self._clients, "servers": self._servers, "databases": self._databases,
+                  "users": self._users, "lists": self._lists, "workers": self._worker}
+        make = makers.get(what)
+        return [] if make is None else list(make())
+
+    def http(self, settings: Settings) -> Parts:
+        """The pages of this worker."""
+        metrics = WorkerMetrics(self.statistics)
+        token = settings.http.token.get_secret_value() if settings.http.token is not None else None
+        return Parts(ready=self.ready, metrics=metrics.render, token=token)
+
+    def ready(self, role: str) -> str:
+        """Why this worker does not serve `role` ("" for any), "" if it does. KeyError: no such role."""
+        registry = self._registry
+        if registry.draining:
+            return "draining"
+        wanted = [d for d in registry.settings.databases.values() if not role or d.role == role]
+        if role and not wanted:
+            raise KeyError(role)
+        reasons = [self._not_ready(database.ledger, role) for database in wanted]
+        return "" if "" in reasons else (reasons[0] if reasons else "no database")
+
+    def _not_ready(self, db: str, role: str) -> str:
+        view = self._permits.ledgers.get(db)
+        if view is None or not view.epoch:
+            return f"no ledger heard of {db}"
+        if not view.serving:
+            return f"epoch {view.epoch} of {db} drains"
+        if role == "write" and view.backend is not None and view.backend.in_recovery:
+            return f"the backend of {db} is in recovery"
+        return ""
+
+    def status(self) -> dict[str, Any]:
+        """Figures for `fleet status`."""
+        pools = list(self._registry.pools.values())
+        return {
+            "state": self.state(), "clients": len(self._registry.clients),
+            "waiting": sum(pool.core.count_waiting() for pool in pools),
+            "sessions": len(self._registry.parts.servers),
+            "sessions_busy": sum(len(pool.core.active) for pool in pools),
+            "transactions": sum(pool.transactions for pool in pools),
+            "linked": self._permits.statistics().linked,
+            "epochs": {db: view.epoch for db, view in self._permits.ledgers.items()},
+        }
+
+    # ---- rows
+
+    def _clients(self) -> Iterable[s.Row]:
+        now = monotonic()
+        for pool in self._registry.pools.values():
+            for client in pool.clients:
+                yield s.socket_row(client_row(pool, client, now))
+
+    def _servers(self) -> Iterable[s.Row]:
+        for server in self._registry.parts.servers:
+            yield s.socket_row(server_row(server))
+
+    def _databases(self) -> Iterable[s.Row]:
+        registry = self._registry
+        for name, database in registry.settings.databases.items():
+            pools = list(registry.by_name(name))
+            view = self._permits.ledgers.get(database.ledger)
+            host, _, port = (view.address if view is not None and view.address else
+                             str(database.hosts[0])).rpartition(":")
+            yield s.database_row(s.DatabaseRow(
+                name=name, host=host, port=int(port or 0), database=database.dbname or name,
+                force_user=database.user, pool_size=registry.settings.pool_size(name),
+                min_pool_size=database.min_pool_size or registry.settings.pool.min_pool_size,
+                reserve_pool_size=database.reserve_pool_size or registry.settings.pool.reserve_pool_size,
+                pool_mode=registry.settings.pool_mode(name),
+                max_connections=int(view.policy.get("serverSessionPermits", 0)) if view is not None else 0,
+                current_connections=sum(pool.core.total for pool in pools),
+                current_client_connections=sum(len(pool.clients) for pool in pools),
+                paused=name in registry.paused, disabled=name in registry.disabled))
+
+    def _users(self) -> Iterable[s.Row]:
+        users: dict[str, s.UserRow] = {}
+        for pool in self._registry.pools.values():
+            row = users.get(pool.plan.user) or s.UserRow(name=pool.plan.user)
+            users[pool.plan.user] = replace(
+                row, current_connections=row.current_connections + pool.core.total,
+                current_client_connections=row.current_client_connections + len(pool.clients))
+        return [s.user_row(row) for row in users.values()]
+
+    def _lists(self) -> Iterable[s.Row]:
+        users = {pool.plan.user for pool in self._registry.pools.values()}
+        return s.lists_rows(
+            self.statistics(), databases=len(self._registry.settings.databases), users=len(users))
+
+    def _worker(self) -> Iterable[s.Row]:
+        status = self.status()
+        return [{"index": self._index, "boot_id": self.boot_id, "state": status["state"],
+                 "clients": status["clients"], "waiting": status["waiting"], "sessions": status["sessions"],
+                 "linked": int(status["linked"])}]
+
+
+def pool_totals(pool: Pool) -> s.Totals:
+    """Counters of one pool."""
+    return s.Totals(
+        server_assignments=pool.assignments, transactions=pool.transactions, queries=pool.queries,
+        received_bytes=pool.received_bytes, sent_bytes=pool.sent_bytes,
+        transaction_us=int(pool.transaction_seconds * 1e6), query_us=int(pool.query_seconds * 1e6),
+        wait_us=int(pool.wait_seconds * 1e6), client_logins=pool.logins)
+
+
+def pool_statistics(pool: Pool) -> s.PoolStatistics:
+    """One pool at this moment."""
+    count = pool.core.count()
+    oldest = 0.0 if count.oldest_queued_at is None else monotonic() - count.oldest_queued_at
+    clients = len(pool.clients)
+    return s.PoolStatistics(
+        database=pool.plan.name, user=pool.plan.user, pool_mode=pool.plan.mode,
+        clients_active=min(clients, count.active), clients_waiting=count.waiting,
+        clients_idle=max(0, clients - count.active - count.waiting),
+        sessions_active=count.active, sessions_idle=count.idle, sessions_opening=count.opening,
+        sessions_closing=count.closing, longest_wait_us=int(oldest * 1e6), size_max=pool.plan.size_max,
+        paused=pool.core.paused, totals=pool_totals(pool), errors=pool.errors,
+        sessions_opened=pool.sessions_opened, sessions_closed=pool.sessions_closed,
+        sessions_lost=pool.sessions_lost, waits=pool.waits.value(),
+        transaction_times=pool.transaction_times.value())
+
+
+def client_row(pool: Pool, client: ClientConn, now: float) -> s.ClientRow:
+    """SHOW CLIENTS."""
+    host, _, port = client.address.rpartition(":")
+    waiting = client.ticket.waiting
+    local = _name_of(client.sock.getsockname())
+    return s.ClientRow(
+        user=pool.plan.user, database=pool.plan.name,
+        state="waiting" if waiting else ("active" if client.server is not None else "idle"),
+        address=host, port=int(port or 0), local_address=local[0], local_port=local[1],
+        connected_at_us=_clock_us(client.connected_at), requested_at_us=_clock_us(client.requested_at),
+        wait_us=int((now - client.ticket.queued_at) * 1e6) if waiting else 0,
+        pointer=f"{id(client):#x}", link=f"{id(client.server):#x}" if client.server is not None else "",
+        remote_pid=0, application_name=client.application_name,
+        prepared_statements=len(client.statements) if client.statements is not None else 0,
+        id=id(client) & 0x7FFFFFFF)
+
+
+def server_row(server: ServerConn) -> s.ServerRow:
+    """SHOW SERVERS."""
+    plan = server.pool.plan
+    host, _, port = server.opened.backend.address.rpartition(":")
+    local = _name_of(server.sock.getsockname()) if not server.closing else ("", 0)
+    state = "being_canceled" if server.cancels else ("active" if server.client is not None else "idle")
+    return s.ServerRow(
+        user=plan.user, database=plan.name, state=state, address=host, port=int(port or 0),
+        local_address=local[0], local_port=local[1], connected_at_us=_clock_us(server.connected_at),
+        requested_at_us=_clock_us(server.query_at), close_needed=bool(server.retire),
+        pointer=f"{id(server):#x}", link=f"{id(server.client):#x}" if server.client is not None else "",
+        remote_pid=server.pid, prepared_statements=len(server.statements),
+        application_name=(server.parameters.get(b"application_name") or b"").decode(errors="replace"),
+        permit=str(server.permit), epoch=server.epoch, id=id(server) & 0x7FFFFFFF)
+
+
+def _name_of(name: Any) -> tuple[str, int]:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else ("unix", 0)

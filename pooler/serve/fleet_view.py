@@ -1,0 +1,70 @@
+"""The console's view of the fleet: questions go to every worker through the coordinator and come back as one.
+
+Without a coordinator this worker answers for itself alone, and says so by the missing names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pooler.console.session import CommandResult, ConsoleUser, serve_console
+from pooler.errors import FleetUnreachable
+from pooler.net.login import LoggedIn
+from pooler.net.stream import RawSocket
+from pooler.pool.permits import Permits
+from pooler.serve.commands import Commands
+from pooler.serve.figures import VERSION, Figures
+from pooler.serve.registry import Registry
+from pooler.settings import Settings
+
+LOCAL_ITEMS = frozenset({"version", "help"})
+
+
+class FleetView:
+    """What the console may ask and order."""
+
+    def __init__(
+        self, registry: Registry, permits: Permits, figures: Figures, commands: Commands
+    ) -> None:
+        self._registry = registry
+        self._permits = permits
+        self._figures = figures
+        self._commands = commands
+
+    async def show(self, item: str, argument: str | None) -> list[dict[str, Any]]:
+        """Rows of every worker, each with its `worker`."""
+        if item == "version":
+            return [{"version": f"pooler {VERSION}"}]
+        if item == "ledger":
+            return list(await self._permits.ledger_rows())
+        rows: list[dict[str, Any]] = []
+        for answer in await self._ask_all("show", {"what": item}):
+            found = (answer.get("value") or {}).get("rows", [])
+            rows += [{**row, "worker": answer["worker"]} for row in found]
+        return rows
+
+    async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
+        """Carry out a command on every worker."""
+        answers = await self._ask_all("command", {"name": name, "args": args})
+        done = [str(a["worker"]) for a in answers if not a.get("error")]
+        failed = {str(a["worker"]): str(a["error"]) for a in answers if a.get("error")}
+        return CommandResult(done=done, failed=failed)
+
+    async def _ask_all(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]]:
+        try:
+            return list(await self._permits.fleet(op, args))
+        except FleetUnreachable:
+            return [await self._ask_here(op, args)]
+
+    async def _ask_here(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        here = str(self._registry.settings.fleet.name)
+        if op == "show":
+            return {"worker": here, "value": {"rows": self._figures.rows(args["what"])}}
+        await self._commands.run(args["name"], args["args"])
+        return {"worker": here, "value": {}}
+
+
+async def open_console(raw: RawSocket, asked: LoggedIn, settings: Settings, view: FleetView) -> None:
+    """Greet an admin or stats user and serve the console until it leaves."""
+    user = ConsoleUser(asked.user, is_admin=asked.user in settings.admin.users, address=asked.address.host)
+    await serve_console(raw, user, view)

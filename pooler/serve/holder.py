@@ -1,0 +1,85 @@
+"""What one worker does at its coordinator's word."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from coordinator.ledger.record import Permit
+from pooler.observe.events import Event
+from pooler.pool.ledger_view import LedgerView
+from pooler.relay.cancel import cancel_for
+from pooler.serve.registry import Registry
+
+log = structlog.get_logger()
+
+
+class WorkerHolder:
+    """The permits' end of the link calls this. `registry` is set once everything is built."""
+
+    def __init__(self) -> None:
+        self.registry: Registry | None = None
+        self.show_rows: Callable[[str], list[Any]] | None = None
+        self.run_command: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None
+        self.epoch_heard: Callable[[LedgerView], None] | None = None
+
+    def holds(self, db: str, permit: Permit) -> bool:
+        """Is there a session under this permit whose socket is open?"""
+        server = self._registry.server(db, permit)
+        return server is not None and not server.closing
+
+    def close_now(self, db: str, permit: Permit) -> None:
+        """The ledger no longer has the permit: its session serves nobody any more."""
+        server = self._registry.server(db, permit)
+        log.error(Event.SESSION_PERMIT_GONE, database=db, permit=str(permit))
+        if server is not None:
+            server.give_up("the ledger no longer has its permit")
+
+    def terminate(self, db: str, permit: Permit) -> None:
+        """The session may not be kept: close it with proof."""
+        server = self._registry.server(db, permit)
+        if server is not None:
+            server.give_up("the ledger wants it closed")
+
+    def shed(self, db: str, dbname: str, user: str, count: int) -> None:
+        """Another worker waits: close so many sessions of the pool as they fall idle."""
+        for pool in self._registry.by_seat(db, dbname, user):
+            count -= pool.shed(count)
+            if count <= 0:
+                return
+
+    def ledger_changed(self, view: LedgerView) -> None:
+        """A ledger's epoch, policy or reachability changed."""
+        if self.registry is not None:
+            self.registry.ledger_changed(view)
+        if self.epoch_heard is not None:
+            self.epoch_heard(view)
+
+    async def cancel(self, key: bytes) -> None:
+        """A CancelRequest: cancel what that client runs, or its wait."""
+        registry = self._registry
+        client = registry.clients.get(key)
+        if client is None:
+            return
+        server = client.server
+        if server is not None:
+            await cancel_for(server, client, registry.settings.pool.cancel_wait_timeout_seconds)
+        else:
+            client.cancel_wait()
+
+    async def show(self, what: str) -> list[Any]:
+        """This worker's rows of a SHOW."""
+        assert self.show_rows is not None
+        return self.show_rows(what)
+
+    async def command(self, name: str, args: dict[str, Any]) -> None:
+        """This worker's part of a console command."""
+        assert self.run_command is not None
+        await self.run_command(name, args)
+
+    @property
+    def _registry(self) -> Registry:
+        assert self.registry is not None
+        return self.registry

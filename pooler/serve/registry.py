@@ -1,0 +1,103 @@
+"""What one worker has: its pools, its clients by cancel key, its sessions by permit.
+
+The one place where these are looked up; who decides about them is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from coordinator.ledger.record import Permit
+from pooler.pool.ledger_view import LedgerView
+from pooler.pool.plan import plan_for
+from pooler.pool.pool import Parts, Pool
+from pooler.relay.client import ClientConn
+from pooler.relay.server import ServerConn
+from pooler.settings import Settings
+from pooler.wire.auth import ServerSecret
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """A pool's name: two modes of one (database, user) are two pools under one set of seats."""
+
+    name: str
+    user: str
+    service: str | None
+
+
+@dataclass
+class Registry:
+    """Everything that comes and goes."""
+
+    settings: Settings
+    parts: Parts
+    pools: dict[PoolKey, Pool] = field(default_factory=dict)
+    clients: dict[bytes, ClientConn] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+    disabled: set[str] = field(default_factory=set)
+    draining: bool = False
+
+    def pool(self, name: str, user: str, service: str | None, secret: ServerSecret) -> Pool:
+        """The pool of this entry and user, made when first asked for; it learns a newer secret."""
+        if service is not None and self.settings.services[service].pool_mode is None:
+            service = None  # the same pool as by name
+        key = PoolKey(name, user, service)
+        plan = plan_for(self.settings, name, user, secret, service)
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = Pool(self.parts, plan)
+            pool.core.paused = name in self.paused
+            view = self.parts.permits.ledgers.get(plan.ledger)
+            if view is not None:
+                pool.ledger_changed(view)
+            else:
+                pool.core.serving = False  # until the ledger was heard
+        else:
+            pool.apply_settings(plan)
+        return pool
+
+    def apply_settings(self) -> None:
+        """After a reload: sizes and limits of the pools there are."""
+        for key, pool in self.pools.items():
+            if key.name in self.settings.databases:
+                pool.apply_settings(plan_for(
+                    self.settings, key.name, key.user, pool.plan.secret, key.service))
+
+    def ledger_changed(self, view: LedgerView) -> None:
+        """Tell the pools of this ledger what epoch it is."""
+        for pool in self.pools.values():
+            if pool.plan.ledger == view.db:
+                pool.ledger_changed(view)
+
+    def by_name(self, name: str | None) -> Iterator[Pool]:
+        """Pools of one `databases` entry, or all."""
+        for key, pool in self.pools.items():
+            if name is None or key.name == name:
+                yield pool
+
+    def by_seat(self, db: str, dbname: str, user: str) -> Iterator[Pool]:
+        """Pools that take their permits from one pool of the ledger."""
+        for pool in self.pools.values():
+            plan = pool.plan
+            if (plan.ledger, plan.dbname, plan.user) == (db, dbname, user):
+                yield pool
+
+    def server(self, db: str, permit: Permit) -> ServerConn | None:
+        """The session under a permit."""
+        for server in self.parts.servers:
+            if server.permit == permit and server.pool.plan.ledger == db:
+                return server
+        return None
+
+    def tenant(self, user: str, database: str, application_name: str, address: str) -> tuple[str, str]:
+        """Tenant and class of a client: the first rule that fits, else its user and the first class."""
+        for rule in self.settings.tenants:
+            match = rule.match
+            pairs = ((match.user, user), (match.database, database),
+                     (match.application_name, application_name), (match.client_address, address))
+            if all(pattern is None or fnmatchcase(value, pattern) for pattern, value in pairs):
+                return rule.tenant or user, rule.class_name or ""
+        return user, ""

@@ -1,0 +1,305 @@
+"""One worker of the fleet: builds the parts, holds the nursery tree, and stops in order.
+
+Started by the supervisor as `python -m pooler.worker --link-fd N`; what to be comes over that link, and its
+end means that the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Any
+
+import structlog
+import trio
+
+from coordinator.link import Args, Link, LinkLost
+from coordinator.session_table import SessionTable
+from pooler.net.client_count import ClientCount
+from pooler.net.listener import Acceptor, adopt
+from pooler.net.login import Door, ProxyRule
+from pooler.net.proxy_protocol import PeerAddress
+from pooler.net.userlist import UserlistFile
+from pooler.observe.events import Event
+from pooler.observe.http import serve_http
+from pooler.observe.log import set_up_logging
+from pooler.pool import janitor
+from pooler.pool.ledger_view import LedgerView
+from pooler.pool.link_up import Identity
+from pooler.pool.permits import Permits
+from pooler.pool.pool import Parts
+from pooler.relay.reactor import Reactor
+from pooler.serve.agent import serve_agent
+from pooler.serve.commands import Commands
+from pooler.serve.drain import drain_clients, end_clients
+from pooler.serve.entrance import Entrance
+from pooler.serve.figures import Figures
+from pooler.serve.fleet_view import FleetView, open_console
+from pooler.serve.holder import WorkerHolder
+from pooler.serve.registry import Registry
+from pooler.settings import Settings
+from pooler.wire.auth import AuthType, Secret
+from pooler.wire.cancel_keys import ordinal_of
+from pooler.wire.parameters import TrackedParameters
+from pooler.wire.prepared import Statements
+from pooler.wire.session_state import TextLook
+
+TICK_SECONDS = 0.1
+SLOW_TICKS = 10
+STATS_TICKS = 600  # stats_period 60 s
+LOGINS_IN_FLIGHT_MAX = 2_000
+CLOSE_SECONDS_MAX = 15.0
+SETTLE_SECONDS_MAX = 5.0
+ORPHAN_SECONDS_MAX = 3.0
+
+log = structlog.get_logger()
+
+
+class Worker:
+    """All of one worker. `settings`, `spec` as the supervisor gave them."""
+
+    def __init__(self, settings: Settings, spec: Args, link: Link, nursery: trio.Nursery) -> None:
+        self.settings, self.spec, self._link = settings, spec, link
+        run_dir = settings.fleet.run_dir
+        boot_id = spec["boot_id"]
+        self.holder = WorkerHolder()
+        self.permits = Permits(
+            partial(trio.open_unix_socket, spec["coordinator_socket"]), _identity(spec), self.holder)
+        self.reactor = Reactor()
+        self.tracked = TrackedParameters(settings.pool.track_extra_parameters)
+        self.count = ClientCount(run_dir / "clients.cnt")
+        self.parts = Parts(
+            nursery=nursery, reactor=self.reactor, permits=self.permits,
+            table=SessionTable.create(run_dir, boot_id), random=Random(),
+            statements=Statements(), look=TextLook(settings.pool.session_state_functions),
+            parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
+            client_closed=self._client_closed)
+        self.registry = Registry(settings, self.parts)
+        self.userlist = UserlistFile(settings.auth.file) if settings.auth.file is not None else None
+        self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
+        self.commands = Commands(self.registry)
+        self.fleet_view = FleetView(self.registry, self.permits, self.figures, self.commands)
+        self.entrance = Entrance(
+            self.registry, self.count, self.cancel, self._console, self.parts.parameters_of)
+        self.acceptors: list[Acceptor] = []
+        self.figures.logins_open = lambda: sum(acceptor.in_flight for acceptor in self.acceptors)
+        self.figures.refusals = lambda: self.entrance.refusals
+        self.stopping = trio.Event()
+        self._mock_key = _mock_key(run_dir)
+        self.holder.registry = self.registry
+        self.holder.show_rows = self.figures.rows
+        self.holder.run_command = self.commands.run
+        self.holder.epoch_heard = self._epoch_heard
+        self._acknowledged: dict[str, int] = {}
+
+    # ---- parts that run
+
+    def start(self, base: trio.Nursery, sessions: trio.Nursery) -> None:
+        """Start everything but the sockets that let clients in."""
+        base.start_soon(self.permits.run)
+        base.start_soon(self.reactor.run)
+        sessions.start_soon(self._tick)
+        base.start_soon(serve_http, self.spec["http"], self.figures.http(self.settings))
+        if self.spec.get("agent") is not None:
+            base.start_soon(serve_agent, adopt(self.spec["agent"]), self.registry)
+
+    def open_doors(self, logins: trio.Nursery) -> None:
+        """Let clients in: the shared port and unix sockets, and one port per service."""
+        listen = [adopt(fd) for fd in (*self.spec["listen"], *self.spec.get("unix", ()))]
+        doors: list[tuple[str | None, list[socket.socket]]] = [(None, listen)]
+        doors += [(name, [adopt(fd)]) for name, fd in self.spec["services"].items()]
+        for service, sockets in doors:
+            handle = self.entrance.handler(service, partial(self._door, service))
+            acceptor = Acceptor(sockets, handle, in_flight_max=LOGINS_IN_FLIGHT_MAX)
+            self.acceptors.append(acceptor)
+            logins.start_soon(acceptor.run)
+
+    def shut_doors(self) -> None:
+        """Take no more clients."""
+        self.registry.draining = True
+        for acceptor in self.acceptors:
+            acceptor.stop()
+
+    async def _tick(self) -> None:
+        """Everything that is done by the clock."""
+        ticks = 0
+        while True:
+            await trio.sleep(TICK_SECONDS)  # noqa: TID251 - this is the worker's clock
+            ticks += 1
+            now = monotonic()
+            if ticks % STATS_TICKS == 0:
+                self.figures.end_period()
+            for pool in list(self.registry.pools.values()):
+                janitor.end_late_waits(pool, now)
+                janitor.cancel_overdue_drain(pool, now)
+                if ticks % SLOW_TICKS == 0:  # once a second
+                    janitor.end_idle_transactions(pool, now)
+                    janitor.end_long_queries(pool, now)
+                    janitor.end_idle_clients(pool, now)
+                    janitor.close_old_sessions(pool, now, self.permits.growth_allowed(pool.plan.ledger))
+                    janitor.replenish(pool)
+
+    # ---- clients
+
+    def _door(self, service: str | None, peer: PeerAddress) -> Door:
+        settings = self.settings
+        must = settings.fleet.listen_proxy if service is None else self._is_proxy(peer)
+        return Door(
+            auth_type=AuthType(settings.auth.type), find_user=self._find_user,
+            database_exists=lambda name: settings.database_for(name, service) is not None,
+            mock_key=self._mock_key, proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN,
+            console_users=frozenset((*settings.admin.users, *settings.admin.stats_users)))
+
+    def _is_proxy(self, peer: PeerAddress) -> bool:
+        networks = self.settings.fleet.proxy_protocol_from
+        return peer.host != "unix" and any(
+            ip_address(peer.host) in ip_network(network) for network in networks)
+
+    async def _find_user(self, user: str, database: str) -> Secret | None:
+        if self.userlist is not None:
+            return self.userlist.current.find(user)
+        return Secret(plain=b"") if self.settings.auth.type == "trust" else None
+
+    def _client_closed(self, client: Any) -> None:
+        self.registry.clients.pop(client.cancel_key, None)
+        self.count.leave()
+
+    async def _console(self, raw: Any, asked: Any) -> None:
+        await open_console(raw, asked, self.settings, self.fleet_view)
+
+    async def cancel(self, key: bytes) -> None:
+        """A CancelRequest that came in here: ours, or another worker's."""
+        ordinal = ordinal_of(key)
+        if key in self.registry.clients:
+            await self.holder.cancel(key)
+        elif ordinal is not None and ordinal != self.permits.ordinal:
+            await self.permits.forward_cancel(ordinal, key)
+
+    # ---- what the supervisor and the ledger say
+
+    def _epoch_heard(self, view: LedgerView) -> None:
+        if view.serving and self._acknowledged.get(view.db) != view.epoch:
+            self._acknowledged[view.db] = view.epoch  # the pools were told first: none grants an older one
+            self.parts.nursery.start_soon(self.permits.epoch_ack, view.db, view.epoch)
+
+    async def drain(self, args: Args) -> Args:
+        """Take no new client and let those here finish."""
+        log.info(Event.WORKER_DRAINING, index=self.spec["index"])
+        self.shut_doors()
+        await drain_clients(self.registry, args.get("timeout_seconds") or 0.0)
+        return {"clients": len(self.registry.clients)}
+
+    async def stop(self, args: Args) -> Args:
+        """Close every session with proof and end."""
+        self.stopping.set()
+        return {}
+
+    async def reload(self, args: Args) -> Args:
+        """Take over what may change while running."""
+        spec = await self._link.call("spec")
+        settings = Settings.from_wire(spec["config"])
+        self.settings = self.registry.settings = settings
+        if self.userlist is not None:
+            self.userlist.reload()
+        self.registry.apply_settings()
+        return {"problems": []}
+
+    async def status(self, args: Args) -> Args:
+        """Figures for `fleet status`."""
+        return self.figures.status()
+
+    async def close_everything(self, seconds_max: float) -> None:
+        """End clients and sessions; returns when every session is closed, or the time is over."""
+        self.shut_doors()
+        end_clients(self.registry)
+        with trio.move_on_after(seconds_max):
+            for pool in self.registry.pools.values():
+                pool.stop()
+            while self.parts.servers:
+                await self.parts.server_forgotten.wait()
+
+
+def _identity(spec: Args) -> Identity:
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return Identity(spec["boot_id"], spec["index"], os.getpid(), int(stat[19]))
+
+
+def _mock_key(run_dir: Path) -> bytes:
+    """A secret of this fleet that lasts: unknown users get the same salt from every worker at any time."""
+    path = run_dir / "mock.key"
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(os.urandom(32))
+    except FileExistsError:
+        pass
+    return path.read_bytes().ljust(32, b"\0")
+
+
+async def run(link_fd: int) -> None:
+    """Be a worker until the supervisor says stop, or is gone."""
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd)))
+    handlers: dict[str, Any] = {}
+    link = Link(stream, handlers)
+    async with trio.open_nursery() as base:
+        base.start_soon(link.run)
+        base.start_soon(_obey_signals, link)
+        try:
+            spec = await link.call("spec")
+        except LinkLost:
+            return
+        settings = Settings.from_wire(spec["config"])
+        set_up_logging(settings.log.format, settings.log.level, queries=settings.log.queries)
+        structlog.contextvars.bind_contextvars(worker=spec["index"])
+        async with trio.open_nursery() as sessions:
+            worker = Worker(settings, spec, link, sessions)
+            handlers.update(drain=worker.drain, stop=worker.stop, reload=worker.reload, status=worker.status)
+            worker.start(base, sessions)
+            await _serve(worker, link, sessions)
+            sessions.cancel_scope.cancel()
+        with trio.move_on_after(SETTLE_SECONDS_MAX):
+            await worker.permits.settled()
+        base.cancel_scope.cancel()
+
+
+async def _serve(worker: Worker, link: Link, sessions: trio.Nursery) -> None:
+    async with trio.open_nursery() as logins:
+        worker.open_doors(logins)
+        link.notify("ready")
+        async with trio.open_nursery() as waits:
+            waits.start_soon(_first, worker.stopping, waits.cancel_scope)
+            waits.start_soon(_first, link.lost, waits.cancel_scope)
+        orphaned = link.lost.is_set() and not worker.stopping.is_set()
+        await worker.close_everything(ORPHAN_SECONDS_MAX if orphaned else CLOSE_SECONDS_MAX)
+        logins.cancel_scope.cancel()
+
+
+async def _obey_signals(link: Link) -> None:
+    """SIGTERM comes when the supervisor died: as the end of the link."""
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            link.lost.set()
+
+
+async def _first(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def main() -> int:
+    """The entry point."""
+    parser = argparse.ArgumentParser(prog="pooler.worker")
+    parser.add_argument("--link-fd", type=int, required=True)
+    trio.run(run, parser.parse_args().link_fd)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
