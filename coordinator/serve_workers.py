@@ -183,17 +183,24 @@ class _Peer:
         local, server = self._worker(), self._server
         if local.exited or not server.views.reachable or not local.settled:
             return {"alive": False}  # it says hello again, which settles everything once etcd answers
-        if await server.registry.keep_alive(local):
-            await self._forget_answered(local)
-            return {"alive": True}
-        _log.warning(Event.WORKER_LEASE_LOST, worker=local.boot_id)
-        await server.registry.register(local)
+        try:
+            if await server.registry.keep_alive(local):
+                await self._forget_answered(local)
+                return {"alive": True}
+            _log.warning(Event.WORKER_LEASE_LOST, worker=local.boot_id)
+            await server.registry.register(local)
+            await self._tell_of_changed(local)
+        except (StoreUnavailable, StoreUnknown):
+            return {"alive": False}
+        return {"alive": True}
+
+    async def _tell_of_changed(self, local: Local) -> None:
+        """After a time without a lease: which of its permits are UNKNOWN, or gone."""
         for (db, permit), state in (await self._states(local)).items():
             if state is SessionState.UNKNOWN:
                 _notify(self._link, "permit_unknown", db=db, permit=permit_list(permit))
             elif state is SessionState.RELEASED and not self._is_lost(db):
                 _notify(self._link, "permit_gone", db=db, permit=permit_list(permit))
-        return {"alive": True}
 
     async def _states(self, local: Local) -> dict[tuple[str, Permit], SessionState]:
         """How the ledger has each of its permits; RELEASED: not at all."""

@@ -1,0 +1,208 @@
+"""The coordinator process with a real etcd and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import trio
+
+from coordinator.ledger.record import Kind, Permit
+from coordinator.link import LinkRefused
+from coordinator.serve_workers import parse_permit
+from pooler.demo.etcd import Etcd
+from tests.coordinator.parts import (
+    DB,
+    Worker,
+    coordinator,
+    log_events,
+    make_spec,
+    open_session,
+    until_logged,
+)
+from tests.support.etcd import MakeEtcd
+from tests.support.postgres import Database, MakeServer, make_database
+
+pytestmark = [pytest.mark.etcd, pytest.mark.postgres]
+
+
+@pytest.fixture
+def spec(tmp_path: Path, etcd: Etcd, etcd_prefix: str, postgres_newest: Database) -> dict[str, Any]:
+    database = postgres_newest
+    return make_spec(
+        tmp_path, hosts=[database.address], endpoints=list(etcd.endpoints), prefix=etcd_prefix,
+        dbname=database.dbname, monitor={"user": database.monitor, "password": database.monitor_password})
+
+
+async def open_under(worker: Worker, granted: dict[str, Any], database: Database) -> psycopg.Connection[Any]:
+    """A real session under a granted permit, recorded as OPEN."""
+    permit = granted["permit"]
+    tag = Permit(Kind(permit[0]), *permit[1:]).birth_tag(granted["tag"])
+    connection, pid, start_us, backend = open_session(database.dsn(), tag)
+    await worker.call("open", db=DB, permit=permit, pid=pid, backend_start_us=start_us, backend=backend)
+    return connection
+
+
+async def test_a_worker_registers_reserves_opens_and_releases(
+    spec: dict[str, Any], postgres_newest: Database
+) -> None:
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        assert stat.S_IMODE(os.stat(supervisor.socket_path).st_mode) == 0o600
+        async with Worker().at(supervisor.socket_path) as worker:
+            assert (await worker.call("heartbeat"))["alive"]
+            ledger = worker.ledgers[DB]
+            assert (ledger["state"], ledger["epoch"]["number"]) == ("ACTIVE", 1)
+            granted = await worker.reserve()
+            permit = granted["permit"]
+            assert granted["address"] == postgres_newest.address
+            connection = await open_under(worker, granted, postgres_newest)
+            await worker.call("closing", db=DB, permit=permit)
+            connection.close()
+            assert await worker.release(permit, "eof")
+            assert not await worker.release(permit, "eof")
+
+
+async def test_a_full_ledger_refuses_and_a_waiter_gets_what_is_freed(spec: dict[str, Any]) -> None:
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        async with Worker().at(supervisor.socket_path) as worker:
+            granted = [await worker.reserve() for _ in range(4)]
+            with pytest.raises(LinkRefused) as refused:
+                await worker.reserve()
+            assert refused.value.code == "full"
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.reserve, 20.0)
+                assert await worker.release(granted[0]["permit"])
+
+
+async def test_a_dead_workers_session_is_freed_only_when_its_backend_is_gone(
+    spec: dict[str, Any], postgres_newest: Database, tmp_path: Path
+) -> None:
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        async with Worker().at(supervisor.socket_path) as worker:
+            granted = await worker.reserve()
+            connection = await open_under(worker, granted, postgres_newest)
+        # the link is gone: that is no death
+        kind, slot, generation = granted["permit"]
+        permit = f"{kind}/{slot}.{generation}"
+        async with Worker().at(supervisor.socket_path) as other:
+            rows = (await other.call("ledger_rows"))["rows"]
+            assert [row["state"] for row in rows] == ["OPEN"]
+            await supervisor.link.call("worker_exited", boot_id=worker.boot_id, how="signal 9", at_us=1)
+            await until_logged(tmp_path, "session_permit_unknown", permit=permit)
+            rows = (await other.call("ledger_rows"))["rows"]
+            assert [row["state"] for row in rows] == ["SESSION_UNKNOWN"]  # its backend lives
+            connection.close()
+            released = await until_logged(tmp_path, "session_permit_released", permit=permit)
+            assert (released["proof"], released["observer"]) == ("absent", "host-a")
+            assert (await other.call("ledger_rows"))["rows"] == []
+            await until_logged(tmp_path, "worker_forgotten", worker=worker.boot_id)
+
+
+async def test_a_permit_that_never_got_a_session_is_freed_as_never_born(
+    etcd: Etcd, etcd_prefix: str, make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server(settings={"authentication_timeout": "1s"})
+    database = make_database(server)
+    spec = make_spec(
+        tmp_path, hosts=[database.address], endpoints=list(etcd.endpoints), prefix=etcd_prefix,
+        monitor={"user": database.monitor, "password": database.monitor_password})
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        async with Worker().at(supervisor.socket_path) as worker:
+            await worker.reserve()
+        await supervisor.link.call("worker_exited", boot_id=worker.boot_id, how="signal 9", at_us=1)
+        released = await until_logged(tmp_path, "session_permit_released", owner=worker.boot_id)
+        assert released["proof"] == "never_born"
+        assert released["unknown_seconds"] >= 2.0
+
+
+async def test_a_lease_outlives_the_coordinator_and_what_a_worker_does_not_list_is_given_back(
+    spec: dict[str, Any]
+) -> None:
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        worker = Worker()
+        async with worker.at(supervisor.socket_path):
+            kept, dropped = await worker.reserve(), await worker.reserve()
+            ordinal = (await worker.hello())["ordinal"]
+    del worker.permits[DB, parse_permit(dropped["permit"])]
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        async with worker.at(supervisor.socket_path):
+            assert (await worker.hello())["ordinal"] == ordinal
+            rows = (await worker.call("ledger_rows"))["rows"]
+            assert [row["slot"] for row in rows] == [kept["permit"][1]]
+            worker.permits[DB, parse_permit(dropped["permit"])] = "OPEN"
+            assert (await worker.hello())["gone"] == [[DB, dropped["permit"]]]
+
+
+async def test_while_etcd_is_away_workers_are_served_and_growth_resumes_by_itself(
+    make_etcd: MakeEtcd, postgres_newest: Database, tmp_path: Path
+) -> None:
+    own = make_etcd()
+    database = postgres_newest
+    spec = make_spec(
+        tmp_path, hosts=[database.address], endpoints=list(own.endpoints), ttl_seconds=1.0,
+        monitor={"user": database.monitor, "password": database.monitor_password})
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        async with Worker().at(supervisor.socket_path) as worker:
+            first = await worker.reserve()
+            own.kill()
+            await worker.until(lambda w: not w.ledgers[DB]["reachable"])
+            with pytest.raises(LinkRefused) as refused:
+                await worker.reserve(wait_seconds=0.5)
+            assert refused.value.code == "ledger_unavailable"
+            assert not (await worker.call("heartbeat"))["alive"]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.reserve, 25.0)  # waits, and gets its permit once etcd is back
+                await trio.to_thread.run_sync(own.start)
+            await worker.until(lambda w: bool(w.ledgers[DB]["reachable"]))
+            with trio.fail_after(20):
+                while (await worker.hello())["registered"] is not True:
+                    await worker.news.wait()
+            assert await worker.release(first["permit"])
+
+
+async def test_an_unreachable_etcd_at_start_is_one_line_and_no_reason_to_fall(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, hosts=["127.0.0.1:1"], endpoints=["127.0.0.1:1"])
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        worker = Worker()
+        async with worker.linked(await trio.open_unix_socket(supervisor.socket_path)):
+            with pytest.raises(LinkRefused) as refused:
+                await worker.hello()
+            assert refused.value.code == "ledger_unavailable"
+        lines = [line for line in log_events(tmp_path) if line["event"] == "ledger_unreachable"]
+        assert len(lines) == 1
+
+
+async def test_an_embedded_etcd_keeps_its_data_and_ends_with_its_coordinator(
+    postgres_newest: Database, tmp_path: Path
+) -> None:
+    database = postgres_newest
+    spec = make_spec(tmp_path, hosts=[database.address],
+                     monitor={"user": database.monitor, "password": database.monitor_password})
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        async with Worker().at(supervisor.socket_path) as worker:
+            tag = worker.ledgers[DB]["tag"]
+        started = await until_logged(tmp_path, "etcd_started")
+        supervisor.process.kill()
+        await trio.to_thread.run_sync(supervisor.process.wait)
+        with trio.fail_after(10), suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(started["pid"])
+            await trio.lowlevel.wait_readable(pidfd)
+            os.close(pidfd)
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        async with Worker().at(supervisor.socket_path) as worker:
+            assert worker.ledgers[DB]["tag"] == tag
