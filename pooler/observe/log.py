@@ -21,10 +21,10 @@ _USER_INFORMATION = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*):[^\s@/]*@")
 _PASSWORD_WORD = re.compile(r"(\bpassword\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", re.IGNORECASE)
 
 
-def configure_logging(
-    *,
+def set_up_logging(
     form: Literal["json", "console"] = "json",
     level: str = "info",
+    *,
     queries: bool = False,
     stream: TextIO | None = None,
 ) -> None:

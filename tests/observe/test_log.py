@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from pooler.observe.events import Event
-from pooler.observe.log import configure_logging, without_passwords
+from pooler.observe.log import set_up_logging, without_passwords
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 
 def test_an_event_is_one_json_line_with_its_bound_context(stream: io.StringIO) -> None:
-    configure_logging(stream=stream)
+    set_up_logging(stream=stream)
     structlog.get_logger().bind(worker="w0").info(Event.SESSION_OPENED, permit="s-3", reason="a\nb")
     (line,) = lines(stream)
     assert line["event"] == "session_opened"
@@ -40,7 +40,7 @@ def test_an_event_is_one_json_line_with_its_bound_context(stream: io.StringIO) -
 
 
 def test_a_traceback_stays_on_its_events_line(stream: io.StringIO) -> None:
-    configure_logging(stream=stream)
+    set_up_logging(stream=stream)
     try:
         raise ValueError("boom")
     except ValueError:
@@ -50,7 +50,7 @@ def test_a_traceback_stays_on_its_events_line(stream: io.StringIO) -> None:
 
 
 def test_levels_below_the_set_one_are_not_written(stream: io.StringIO) -> None:
-    configure_logging(stream=stream, level="warning")
+    set_up_logging(stream=stream, level="warning")
     structlog.get_logger().info(Event.SESSION_OPENED)
     structlog.get_logger().warning(Event.SESSION_LOST)
     assert [line["event"] for line in lines(stream)] == ["session_lost"]
@@ -60,13 +60,13 @@ def test_levels_below_the_set_one_are_not_written(stream: io.StringIO) -> None:
                                   "cancel_key", "client_secret", "scram_verifier", "query", "sql"])
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_secrets_and_query_text_never_come_out(stream: io.StringIO, form: Any, name: str) -> None:
-    configure_logging(stream=stream, form=form)
+    set_up_logging(stream=stream, form=form)
     structlog.get_logger().info("x", **{name: "hunter2"}, nested={"a": [{name: "hunter2"}]})
     assert "hunter2" not in stream.getvalue()
 
 
 def test_query_text_is_let_through_when_asked_for(stream: io.StringIO) -> None:
-    configure_logging(stream=stream, queries=True)
+    set_up_logging(stream=stream, queries=True)
     structlog.get_logger().info("x", query="select 1", password="hunter2")
     assert lines(stream)[0]["query"] == "select 1"
     assert "hunter2" not in stream.getvalue()
@@ -83,6 +83,6 @@ def test_passwords_inside_of_texts_are_hidden(text: str) -> None:
 
 
 def test_the_console_form_writes_one_line_an_event(stream: io.StringIO) -> None:
-    configure_logging(stream=stream, form="console")
+    set_up_logging(stream=stream, form="console")
     structlog.get_logger().info("x", reason="a\nb")
     assert len(stream.getvalue().splitlines()) == 1

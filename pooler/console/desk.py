@@ -1,0 +1,139 @@
+"""Carries an administrator's commands out, through the console's view of the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Literal, Protocol
+
+import structlog
+
+from pooler.console.commands import Act, Answer, Command, Nothing, Show, help_text
+from pooler.console.merge import merge_rows
+from pooler.console.tables import cells, columns_for
+from pooler.errors import PoolerError
+from pooler.observe.events import Event
+from pooler.wire import messages
+from pooler.wire.messages import Column
+
+PER_WORKER = "workers"
+VERSION = f"pooler {version('pooler')}"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleUser:
+    """Who is here. A user that is no admin may only SHOW."""
+
+    name: str
+    is_admin: bool
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Who carried a command out, who could not and why, and who did not answer in time."""
+
+    done: Sequence[str]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+
+
+class FleetView(Protocol):
+    """The fleet as the console sees it. What cannot be had is a PoolerError."""
+
+    async def show(self, item: str, argument: str | None) -> list[dict[str, Any]]:
+        """Rows of every worker, each with its `worker`."""
+
+    async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
+        """Carry it out on every worker; returns when each has answered or is out of time."""
+
+
+class Refused(PoolerError):
+    """The console will not do it. `code` is the SQLSTATE."""
+
+    def __init__(self, message: str, *, code: str, hint: str = "", detail: str = "") -> None:
+        super().__init__(message)
+        self.code, self.hint, self.detail = code, hint, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command answers."""
+
+    tag: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[str | int | None, ...], ...] = ()
+    notice: str = ""
+
+
+class Desk:
+    """Carries commands out for one user."""
+
+    def __init__(self, who: ConsoleUser, fleet: FleetView) -> None:
+        self._who = who
+        self._fleet = fleet
+        self.in_block = False
+
+    @property
+    def status(self) -> Literal[b"I", b"T"]:
+        """The transaction status that a driver that said BEGIN wants to see."""
+        return b"T" if self.in_block else b"I"
+
+    async def run(self, command: Command) -> Result:
+        """Raises PoolerError with what to tell the user."""
+        if isinstance(command, Show):
+            return await self._show(command)
+        if isinstance(command, Act):
+            return await self._act(command)
+        if isinstance(command, Answer):
+            return _answer(command)
+        if isinstance(command, Nothing):
+            if command.opens is not None:
+                self.in_block = command.opens
+            return Result(command.tag)
+        raise Refused(command.text, code=command.sqlstate, hint=command.hint)
+
+    async def _show(self, show: Show) -> Result:
+        if show.item == "help":
+            return Result("SHOW", notice=help_text())
+        if show.item == "version":
+            return _table("version", [{"version": VERSION}])
+        per_worker = show.argument is not None and show.argument.lower() == PER_WORKER
+        rows = await self._fleet.show(show.item, None if per_worker else show.argument)
+        if show.item == "ledger" and show.argument is not None:
+            rows = [row for row in rows if show.argument in (row.get("database"), row.get("state"))]
+        return _table(show.item, rows if per_worker else merge_rows(show.item, rows))
+
+    async def _act(self, act: Act) -> Result:
+        if not self._who.is_admin:
+            raise Refused(f'user "{self._who.name}" may only SHOW', code="42501")
+        arguments = dict(act.arguments)
+        log.info(Event.COMMAND_ISSUED, user=self._who.name, address=self._who.address, command=act.name, **{
+            name: arguments[name] for name in ("database", "mode", "client", "key") if name in arguments})
+        outcome = await self._fleet.command(act.name, arguments)
+        if outcome.failed or outcome.missing:
+            raise _incomplete(act, outcome)
+        return Result(act.tag)
+
+
+def _incomplete(act: Act, outcome: CommandResult) -> Refused:
+    said = [f"{worker}: {reason}" for worker, reason in outcome.failed.items()]
+    said += [f"{worker}: no answer" for worker in outcome.missing]
+    reasons = set(outcome.failed.values())
+    detail = "; ".join(said) + (f"; done by {', '.join(outcome.done)}" if outcome.done else "")
+    if len(reasons) == 1 and not outcome.missing and not outcome.done:
+        return Refused(reasons.pop(), code="08P01", detail=detail)
+    return Refused(f"{act.name.upper()} was not carried out by every worker", code="58000", detail=detail)
+
+
+def _table(item: str, rows: Sequence[Mapping[str, Any]]) -> Result:
+    columns = columns_for(item, rows)
+    return Result("SHOW", columns, tuple(tuple(cells(columns, row)) for row in rows))
+
+
+def _answer(answer: Answer) -> Result:
+    make = messages.int4_column if isinstance(answer.value, int) else messages.text_column
+    return Result(answer.tag, (make(answer.column),), ((answer.value,),))
