@@ -1,0 +1,61 @@
+"""`python -m benchmarks.comparison`: measure, print the table of ratios, write benchmarks/out/NAME.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Void
+from benchmarks.comparison import FULL, QUICK, compare
+from pooler.demo.process import PartFailed
+
+OUT = Path(__file__).parent / "out"
+# what, how to read it, and the bound that must hold: lower is better for a cost, higher for a speed
+BOUNDS = {
+    ("cpu_ratio", "simple"): ("CPU per transaction, simple", "<=", 1.8),
+    ("cpu_ratio", "extended"): ("CPU per transaction, extended", "<=", 1.8),
+    ("cpu_ratio", "prepared"): ("CPU per transaction, prepared", "<=", 1.8),
+    ("tps_ratio_2_workers",): ("tps of 2 workers, 100 clients", ">=", 0.9),
+    ("bytes_per_idle_client", "ours"): ("bytes per idle client", "<=", 6144),
+    ("etcd_requests_per_transaction",): ("etcd requests per transaction", "<=", 0.0),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", choices=["quick", "full"], help="quick takes under 90 seconds")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a bound is missed")
+    arguments = parser.parse_args()
+    try:
+        plan = QUICK if arguments.name == "quick" else FULL
+        result = compare(plan, lambda line: print(line, flush=True))
+    except (Void, PartFailed) as fault:
+        print(f"benchmarks: {fault}", file=sys.stderr)
+        return 1
+    OUT.mkdir(exist_ok=True)
+    path = OUT / f"{arguments.name}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    rows = list(table(result))
+    for _, line in rows:
+        print(line)
+    print(f"{result['seconds']} s; all figures and both configurations: {path}")
+    return 1 if arguments.check and not all(held for held, _ in rows) else 0
+
+
+def table(result: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Each figure beside its bound."""
+    yield True, f"{'against ' + result['peer']:34} {'ratio':>9}   must"
+    for keys, (what, sign, bound) in BOUNDS.items():
+        value: Any = result
+        for key in keys:
+            value = value[key]
+        held = value <= bound if sign == "<=" else value >= bound
+        yield held, f"{what:34} {value:>9}   {sign} {bound}{'' if held else '   MISSED'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

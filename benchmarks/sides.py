@@ -1,0 +1,114 @@
+"""The two sides of every comparison over one PostgreSQL: our fleet, and PgBouncer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import Target, find_pgbench
+from pooler.demo.etcd import Etcd
+from pooler.demo.fleet import Fleet, FleetPlan, import_path
+from pooler.demo.pgbouncer import PgBouncer
+from pooler.demo.postgres import MONITOR_GRANTS, Limits, Role, Server, newest, temporary_directory
+from pooler.demo.process import PartFailed
+
+DBNAME, USER, OTHER, MONITOR = "bench", "bench_app", "bench_batch", "bench_monitor"
+PASSWORD = "bench-password"  # of a server on loopback that lives for a minute
+POOL_SIZE = 20
+SCALE = 5
+
+
+@dataclass(slots=True)
+class Sides:
+    """What runs. `peers` by pool mode: PgBouncer 1.18 has no prepared statements in transaction pooling, so
+    that mode is compared with its session pooling."""
+
+    directory: Path
+    server: Server
+    etcd: Etcd
+    fleet: Fleet
+    peers: dict[str, PgBouncer]
+
+    @property
+    def ours(self) -> Target:
+        return Target("pooler", self.fleet.ports.listen, USER, PASSWORD, DBNAME)
+
+    def fleet_pids(self) -> set[int]:
+        """Supervisor, coordinator with its HTTP, workers."""
+        return self.fleet.processes()
+
+    def peer(self, mode: str = "transaction") -> Target:
+        return Target("pgbouncer", self.peers[mode].port, USER, PASSWORD, DBNAME)
+
+    def peer_pids(self, mode: str = "transaction") -> set[int]:
+        child = self.peers[mode].child
+        return {child.pid} if child is not None else set()
+
+
+@contextmanager
+def both_sides(workers: int) -> Iterator[Sides]:
+    """Start both, stop both. Raises PartFailed."""
+    directory = temporary_directory("bench")
+    with ExitStack() as ends:
+        ends.callback(shutil.rmtree, directory, ignore_errors=True)
+        server = _server(directory, ends)
+        (directory / "etcd").mkdir()
+        etcd = Etcd(directory / "etcd")
+        ends.callback(etcd.kill)
+        etcd.start()
+        peers = {mode: _peer(directory, server, mode, ends) for mode in ("transaction", "session")}
+        fleet = Fleet(FleetPlan(
+            directory / "fleet", (f"127.0.0.1:{server.port}",), DBNAME,
+            {USER: PASSWORD, OTHER: PASSWORD}, tuple(etcd.endpoints), (MONITOR, PASSWORD), name="bench",
+            workers=workers, permits=2 * POOL_SIZE, admin_reserve=2,
+            more={"pool": {"default_pool_size": POOL_SIZE, "max_client_conn": 10_000}},
+            tenants=({"match": {"user": "*_batch"}, "tenant": "batch", "class": "batch"},
+                     {"match": {"user": "*"}, "tenant": "app", "class": "interactive"}),
+            policy={"executionClasses": {"interactive": {"permits": POOL_SIZE, "maxQueue": 10_000},
+                                         "batch": {"permits": POOL_SIZE, "maxQueue": 10_000}}}))
+        fleet.write()
+        ends.callback(fleet.stop)
+        fleet.start()
+        yield Sides(directory, server, etcd, fleet, peers)
+
+
+@contextmanager
+def idle_clients(target: Target, count: int) -> Iterator[None]:
+    """So many idle clients, from a process of their own. Raises PartFailed if they are not let in."""
+    environment = {**target.environment, "PYTHONPATH": import_path()}
+    with subprocess.Popen([sys.executable, "-m", "benchmarks.idle", str(count)], env=environment,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
+        assert clients.stdout is not None
+        if clients.stdout.readline().strip() != str(count):
+            raise PartFailed(f"{target.name} did not let {count} clients in")
+        yield
+
+
+def _server(directory: Path, ends: ExitStack) -> Server:
+    server = Server.create(newest(), directory / "server", limits=Limits(120),
+                           settings={"shared_buffers": "128MB"})
+    ends.callback(server.stop, immediate=True)
+    server.start()
+    for role in (Role(USER, PASSWORD), Role(OTHER, PASSWORD), Role(MONITOR, PASSWORD, MONITOR_GRANTS)):
+        server.create_role(role)
+    server.create_database(DBNAME, USER)
+    straight = Target("server", server.port, USER, PASSWORD, DBNAME)
+    subprocess.run([find_pgbench(), "-i", "-q", "-s", str(SCALE)], env=straight.environment,
+                   capture_output=True, check=True)
+    return server
+
+
+def _peer(directory: Path, server: Server, mode: str, ends: ExitStack) -> PgBouncer:
+    own = directory / f"pgbouncer-{mode}"
+    own.mkdir(mode=0o755)
+    peer = PgBouncer(own, DBNAME, f"host=127.0.0.1 port={server.port} dbname={DBNAME}",
+                     {USER: PASSWORD, OTHER: PASSWORD},
+                     {"pool_mode": mode, "default_pool_size": str(POOL_SIZE)})
+    ends.callback(peer.stop)
+    peer.start()
+    return peer
