@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
 
+from pooler.observe import rows as r
 from pooler.observe import snapshot as s
 from pooler.observe.http import Parts
 from pooler.observe.metrics import WorkerMetrics
@@ -40,8 +41,8 @@ class Figures:
         self._period: dict[str, s.Totals] = {}
         self._period_seconds = 0.0
         self._period_at = monotonic()
-        self.logins_open = lambda: 0
-        self.refusals = lambda: 0
+        self.logins_open: Callable[[], int] = lambda: 0
+        self.refusals: Callable[[], int] = lambda: 0
 
     # ---- one snapshot
 
@@ -53,7 +54,7 @@ class Figures:
         return s.WorkerStatistics(
             worker=str(self._index), version=VERSION, started_at_us=_clock_us(self._started_at),
             state=self.state(), pools=pools,
-            stats=s.stats_rows(pools, {}, self._period, self._period_seconds),
+            stats=r.stats_rows(pools, {}, self._period, self._period_seconds),
             clients_max=registry.settings.pool.max_client_conn, logins_open=self.logins_open(),
             logins_refused={"any": self.refusals()},
             prepared_statements=len(registry.parts.statements),
@@ -87,7 +88,7 @@ class Figures:
 
     def rows(self, what: str) -> list[Any]:
         """This worker's rows of a SHOW, by item name in lower case."""
-        known = s.statistics_rows(self.statistics(), what)
+        known = r.statistics_rows(self.statistics(), what)
         if known is not None:
             return known
         makers = {"clients": self._clients, "servers": self._servers, "databases": self._databases,
@@ -137,24 +138,24 @@ class Figures:
 
     # ---- rows
 
-    def _clients(self) -> Iterable[s.Row]:
+    def _clients(self) -> Iterable[r.Row]:
         now = monotonic()
         for pool in self._registry.pools.values():
             for client in pool.clients:
-                yield s.socket_row(client_row(pool, client, now))
+                yield r.socket_row(client_row(pool, client, now))
 
-    def _servers(self) -> Iterable[s.Row]:
+    def _servers(self) -> Iterable[r.Row]:
         for server in self._registry.parts.servers:
-            yield s.socket_row(server_row(server))
+            yield r.socket_row(server_row(server))
 
-    def _databases(self) -> Iterable[s.Row]:
+    def _databases(self) -> Iterable[r.Row]:
         registry = self._registry
         for name, database in registry.settings.databases.items():
             pools = list(registry.by_name(name))
             view = self._permits.ledgers.get(database.ledger)
             host, _, port = (view.address if view is not None and view.address else
                              str(database.hosts[0])).rpartition(":")
-            yield s.database_row(s.DatabaseRow(
+            yield r.database_row(s.DatabaseRow(
                 name=name, host=host, port=int(port or 0), database=database.dbname or name,
                 force_user=database.user, pool_size=registry.settings.pool_size(name),
                 min_pool_size=database.min_pool_size or registry.settings.pool.min_pool_size,
@@ -165,21 +166,21 @@ class Figures:
                 current_client_connections=sum(len(pool.clients) for pool in pools),
                 paused=name in registry.paused, disabled=name in registry.disabled))
 
-    def _users(self) -> Iterable[s.Row]:
+    def _users(self) -> Iterable[r.Row]:
         users: dict[str, s.UserRow] = {}
         for pool in self._registry.pools.values():
             row = users.get(pool.plan.user) or s.UserRow(name=pool.plan.user)
             users[pool.plan.user] = replace(
                 row, current_connections=row.current_connections + pool.core.total,
                 current_client_connections=row.current_client_connections + len(pool.clients))
-        return [s.user_row(row) for row in users.values()]
+        return [r.user_row(row) for row in users.values()]
 
-    def _lists(self) -> Iterable[s.Row]:
+    def _lists(self) -> Iterable[r.Row]:
         users = {pool.plan.user for pool in self._registry.pools.values()}
-        return s.lists_rows(
+        return r.lists_rows(
             self.statistics(), databases=len(self._registry.settings.databases), users=len(users))
 
-    def _worker(self) -> Iterable[s.Row]:
+    def _worker(self) -> Iterable[r.Row]:
         status = self.status()
         return [{"index": self._index, "boot_id": self.boot_id, "state": status["state"],
                  "clients": status["clients"], "waiting": status["waiting"], "sessions": status["sessions"],

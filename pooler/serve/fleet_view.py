@@ -67,4 +67,4 @@ class FleetView:
 async def open_console(raw: RawSocket, asked: LoggedIn, settings: Settings, view: FleetView) -> None:
     """Greet an admin or stats user and serve the console until it leaves."""
     user = ConsoleUser(asked.user, is_admin=asked.user in settings.admin.users, address=asked.address.host)
-    await serve_console(raw, user, view)
+    await serve_console(raw, user, view, owed=asked.owed, leftover=asked.leftover)
