@@ -1,4 +1,4 @@
-"""`python -m benchmarks.comparison`: measure, print the table of ratios, write benchmarks/out/NAME.json."""
+"""`python -m benchmarks quick`: measure, print the table of ratios, write benchmarks/out/NAME.json."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Void
 from benchmarks.comparison import FULL, QUICK, compare
+from benchmarks.measure import Void
 from pooler.demo.process import PartFailed
 
 OUT = Path(__file__).parent / "out"
