@@ -55,7 +55,7 @@ async def read_epoch(store: Store, keys: DbKeys) -> EpochEntry:
 
 async def swap_epoch(
     store: Store, keys: DbKeys, before: EpochEntry, after: Epoch, *compares: Compare,
-    puts: tuple[Put, ...] = (),
+    puts: tuple[Put, ...] = (), deletes: tuple[str, ...] = (),
 ) -> EpochEntry | None:
     """Writes `after` if the epoch still stands as it was read and `compares` hold; None: it does not.
 
@@ -63,7 +63,7 @@ async def swap_epoch(
     """
     outcome = await store.txn(Txn(
         (unchanged(keys.epoch(), before.mod_revision), *compares),
-        (Put(keys.epoch(), after.encode()), *puts)))
+        (Put(keys.epoch(), after.encode()), *puts), deletes))
     return EpochEntry(after, outcome.revision) if isinstance(outcome, Won) else None
 
 

@@ -1,0 +1,326 @@
+"""The failover drain, run by a command on a store: the old epoch ends with proof, then the next one grants.
+
+Planned order for a primary: check the target; the old epoch stops granting; every session of it ends with
+proof; the promotion; the next epoch. So no transaction is granted at the new primary while one at the old
+may still commit. Whatever goes wrong before the last step, the old epoch grants again: by this command, or,
+when it died, by the leader, because its `drain` key goes with its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from coordinator.drain_progress import Progress, look_at
+from coordinator.drain_target import Code, Ended, Order, fit_target
+from coordinator.epoch import (
+    EpochEntry,
+    NoEpoch,
+    active_again,
+    advanced,
+    draining,
+    read_epoch,
+    swap_epoch,
+)
+from coordinator.inspect import read_activities
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.record import Backend, Epoch, EpochState
+from coordinator.looks import Eyes, LookFailed
+from coordinator.store.api import (
+    Lease,
+    Put,
+    Store,
+    StoreUnavailable,
+    StoreUnknown,
+    absent,
+)
+
+POLL_SECONDS = 0.1
+PROGRESS_SECONDS = 1.0
+KEY_TTL_SECONDS = 5.0
+CLEANUP_SECONDS = 5.0
+_MOVED = "the epoch moved meanwhile: nothing was changed"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOutcome:
+    """How a drain ended; `text` says it in one line, `resolve` what frees the unknown permits."""
+
+    code: Code
+    text: str
+    epoch: int
+    backend: Backend | None = None
+    unknown: tuple[str, ...] = ()
+    not_acknowledged: tuple[str, ...] = ()
+    resolve: str = ""
+
+
+async def drain(
+    store: Store, keys: FleetKeys, ledger: Ledger, eyes: Eyes, order: Order, *,
+    progress: Callable[[dict[str, Any]], None], now_us: Callable[[], int], run_dir: Path | None = None,
+) -> DrainOutcome:
+    """Carries the order out; `progress` is called each second and at each step.
+
+    Raises StoreUnavailable if etcd does not answer at the start; nothing has been changed then.
+    """
+    return await _Drain(store, keys, ledger, eyes, order, progress, now_us, run_dir).run()
+
+
+async def abort(store: Store, keys: FleetKeys, db: str, *, now_us: Callable[[], int]) -> bool:
+    """Gives a drain that is under way up: the old epoch grants again. False: none is under way.
+
+    Raises StoreUnavailable, StoreUnknown, NoEpoch.
+    """
+    db_keys = keys.db(db)
+    before = await read_epoch(store, db_keys)
+    if before.epoch.state is not EpochState.DRAINING:
+        return False
+    after = active_again(before.epoch, now_us=now_us(), reason="aborted by an operator")
+    return await swap_epoch(store, db_keys, before, after, deletes=(db_keys.drain(),)) is not None
+
+
+class _Drain:
+    """One drain: the epoch as this command last wrote it, and the clock it runs by."""
+
+    def __init__(
+        self, store: Store, keys: FleetKeys, ledger: Ledger, eyes: Eyes, order: Order,
+        progress: Callable[[dict[str, Any]], None], now_us: Callable[[], int], run_dir: Path | None,
+    ) -> None:
+        self._store = store
+        self._keys = keys.db(order.db)
+        self._ledger = ledger
+        self._eyes = eyes
+        self._order = order
+        self._progress = progress
+        self._now_us = now_us
+        self._run_dir = run_dir
+        self._started = trio.current_time()
+        self._said_at = float("-inf")
+        self._last: Progress | None = None
+
+    @property
+    def _deadline(self) -> float:
+        return self._started + self._order.timeout_seconds
+
+    async def run(self) -> DrainOutcome:
+        try:
+            before = await read_epoch(self._store, self._keys)
+            look = await fit_target(before.epoch, self._eyes, self._order)
+        except NoEpoch as missing:
+            return DrainOutcome(Code.UNFIT, str(missing), 0)
+        except Ended as ended:
+            return DrainOutcome(ended.code, ended.text, before.epoch.number)
+        renews = look.backend.address == before.epoch.backend.address
+        if self._order.switch_first or self._order.role == "read" or renews:
+            return await self._switch_first(before, look.backend)
+        return await self._planned(before, look.backend)
+
+    # ---- old first: the planned order
+
+    async def _planned(self, before: EpochEntry, target: Backend) -> DrainOutcome:
+        lease = await self._store.lease(KEY_TTL_SECONDS)
+        stopped = await self._stop_granting(before, lease)
+        if stopped is None:
+            return DrainOutcome(Code.UNFIT, _MOVED, before.epoch.number)
+        outcome: DrainOutcome | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep, lease)
+                outcome = await self._drain_promote_advance(stopped, target)
+                nursery.cancel_scope.cancel()
+        finally:
+            if outcome is None or outcome.code is not Code.DRAINED:
+                await self._grant_again(stopped)
+            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+                await _revoke(lease)
+        assert outcome is not None  # the nursery's body ran to its end, or raised
+        return outcome
+
+    async def _stop_granting(self, before: EpochEntry, lease: Lease) -> EpochEntry | None:
+        after = draining(
+            before.epoch, timeout_seconds=self._order.drain_timeout_seconds, now_us=self._now_us(),
+            reason=f"drain to {self._order.target or 'the primary'}")
+        mine = Put(self._keys.drain(), b"", lease.id)
+        try:
+            return await swap_epoch(
+                self._store, self._keys, before, after, absent(self._keys.drain()), puts=(mine,))
+        except StoreUnknown:
+            snapshot = await self._store.read(self._keys.drain())
+            if any(entry.lease == lease.id for entry in snapshot.entries):
+                return await read_epoch(self._store, self._keys)
+            await lease.revoke()  # it may land yet: without its lease it cannot
+            return None
+
+    async def _drain_promote_advance(self, stopped: EpochEntry, target: Backend) -> DrainOutcome:
+        number = stopped.epoch.number
+        try:
+            await self._until_gone(number, "draining", stopped)
+            await self._promote(target, number)
+            fresh = await self._until_primary(target, number)
+            after = advanced(stopped.epoch, fresh, now_us=self._now_us(), reason="drained",
+                             drain_timeout_seconds=self._order.drain_timeout_seconds)
+            won = await self._advance(stopped, after)
+        except Ended as ended:
+            unknown = self._last.unknown if self._last else ()
+            return DrainOutcome(ended.code, f"{ended.text}; epoch {number} is active again", number,
+                                unknown=unknown, resolve=self._resolve_line(ended.code, number))
+        waiting = await self._until_acknowledged(won.epoch.number - 1)
+        return DrainOutcome(Code.DRAINED, f"drained: epoch {won.epoch.number} is active at {target.address}",
+                            won.epoch.number, backend=won.epoch.backend, not_acknowledged=waiting)
+
+    async def _advance(self, stopped: EpochEntry, after: Epoch) -> EpochEntry:
+        """N+1, only while N still stands as this command left it. Raises Ended."""
+        while trio.current_time() < self._deadline + CLEANUP_SECONDS:
+            try:
+                won = await swap_epoch(self._store, self._keys, stopped, after, deletes=(self._keys.drain(),))
+            except (StoreUnknown, StoreUnavailable):
+                await _pause()
+                continue
+            if won is not None:
+                return won
+            now = await read_epoch(self._store, self._keys)
+            if now.epoch == after:
+                return now  # an earlier try whose answer was lost
+            raise Ended(Code.TIMED_OUT, "the epoch was moved by somebody else: aborted")
+        raise Ended(Code.TIMED_OUT, "etcd does not answer")
+
+    async def _promote(self, target: Backend, number: int) -> None:
+        if not target.in_recovery:
+            return
+        if self._order.promote is None:
+            self._say("drained: promote now", number)
+            return
+        self._say("promoting", number)
+        code: int | None = None
+        with trio.move_on_at(self._deadline):
+            code = await self._order.promote()
+        if code is None:
+            raise Ended(Code.TIMED_OUT, "the promotion command did not end in time")
+        if code != 0:
+            raise Ended(Code.TIMED_OUT, f"the promotion command ended with code {code}")
+
+    async def _until_primary(self, target: Backend, number: int) -> Backend:
+        """The target once it is out of recovery. Raises Ended."""
+        why = "it stays in recovery"
+        while True:
+            try:
+                look = await self._eyes.look(target.address)
+                if not look.backend.in_recovery:
+                    return look.backend
+            except LookFailed as failed:
+                why = str(failed)
+            if trio.current_time() >= self._deadline:
+                raise Ended(Code.TIMED_OUT, f"{target.address} was not promoted in time: {why}")
+            self._say_each_second("waiting for the promotion", number)
+            await _pause()
+
+    async def _grant_again(self, stopped: EpochEntry) -> None:
+        """Best effort: if this cannot be written, the leader does it when the lease is gone."""
+        after = active_again(stopped.epoch, now_us=self._now_us(), reason="the drain was given up")
+        with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+            try:
+                await swap_epoch(self._store, self._keys, stopped, after, deletes=(self._keys.drain(),))
+            except (StoreUnknown, StoreUnavailable):
+                return
+
+    async def _keep(self, lease: Lease) -> None:
+        while True:
+            await trio.sleep(KEY_TTL_SECONDS / 3)  # noqa: TID251 - the pace of keep-alives
+            try:
+                if not await lease.keep_alive():
+                    return  # the leader makes the old epoch active again: the next look finds it moved
+            except (StoreUnknown, StoreUnavailable):
+                continue
+
+    # ---- new first
+
+    async def _switch_first(self, before: EpochEntry, target: Backend) -> DrainOutcome:
+        number = before.epoch.number
+        after = advanced(before.epoch, target, now_us=self._now_us(), reason="switched first",
+                         drain_timeout_seconds=self._order.drain_timeout_seconds)
+        won = await swap_epoch(self._store, self._keys, before, after)
+        if won is None:
+            return DrainOutcome(Code.UNFIT, _MOVED, number)
+        try:
+            await self._until_gone(number, "draining behind", None)
+        except Ended as ended:
+            unknown = self._last.unknown if self._last else ()
+            text = f"{ended.text}; epoch {after.number} is active at {target.address}"
+            return DrainOutcome(ended.code, text, after.number, backend=target, unknown=unknown,
+                                resolve=self._resolve_line(ended.code, number))
+        waiting = await self._until_acknowledged(number)
+        return DrainOutcome(Code.DRAINED, f"drained: epoch {after.number} is active at {target.address}",
+                            after.number, backend=target, not_acknowledged=waiting)
+
+    # ---- waiting
+
+    async def _until_gone(self, number: int, step: str, stopped: EpochEntry | None) -> None:
+        """Until no permit of an epoch up to `number` is left. Raises Ended at the deadline or an abort."""
+        while True:
+            seen = await self._observe(number, step, stopped)
+            if seen is not None and not seen.left:
+                return
+            if trio.current_time() >= self._deadline:
+                if seen is not None and seen.only_unknown:
+                    raise Ended(Code.UNKNOWN_LEFT, f"{seen.left} sessions are not proven gone")
+                left = f"{seen.left} sessions of epoch {number} are left" if seen else "etcd does not answer"
+                raise Ended(Code.TIMED_OUT, f"not drained within {self._order.timeout_seconds:g} s: {left}")
+            await _pause()
+
+    async def _observe(self, number: int, step: str, stopped: EpochEntry | None) -> Progress | None:
+        """One look at the ledger; None if etcd does not answer."""
+        try:
+            snapshot = await self._ledger.snapshot()
+        except (StoreUnavailable, StoreUnknown):
+            return None
+        if stopped is not None and snapshot.epoch != stopped.epoch:
+            raise Ended(Code.TIMED_OUT, "aborted")
+        activities = read_activities(self._run_dir) if self._run_dir else {}
+        self._last = look_at(
+            snapshot, self._order.db, number, activities, step=step, now_us=self._now_us(),
+            elapsed_seconds=trio.current_time() - self._started)
+        self._say_each_second(step, number)
+        return self._last
+
+    async def _until_acknowledged(self, old: int) -> tuple[str, ...]:
+        """Until every live worker has acknowledged the new epoch; who has not when the time is over."""
+        while True:
+            seen = await self._observe(old, "advanced", None)
+            if seen is not None and not seen.not_acknowledged:
+                return ()
+            if trio.current_time() >= self._deadline:
+                return seen.not_acknowledged if seen is not None else ("etcd does not answer",)
+            await _pause()
+
+    # ---- saying
+
+    def _say_each_second(self, step: str, number: int) -> None:
+        if trio.current_time() - self._said_at >= PROGRESS_SECONDS:
+            self._say(step, number)
+
+    def _say(self, step: str, number: int) -> None:
+        self._said_at = trio.current_time()
+        told = self._last.as_dict() if self._last else {"epoch": number}
+        self._progress({**told, "step": step})
+
+    def _resolve_line(self, code: Code, number: int) -> str:
+        if code is not Code.UNKNOWN_LEFT:
+            return ""
+        return f"pooler ledger resolve {self._order.db} --epoch {number} --evidence '…'"
+
+
+async def _pause() -> None:
+    await trio.sleep(POLL_SECONDS)  # noqa: TID251 - other processes' facts: read again
+
+
+async def _revoke(lease: Lease) -> None:
+    try:
+        await lease.revoke()
+    except (StoreUnavailable, StoreUnknown):
+        return  # it ends by itself
+
