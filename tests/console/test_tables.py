@@ -33,7 +33,7 @@ from pooler.wire.messages import int4_column, int8_column, numeric_column, read_
 
 OIDS = {"text": 25, "int4": 23, "int8": 20, "numeric": 1700}
 PGBOUNCER: dict[str, list[tuple[str, int]]] = {}
-for line in (Path(__file__).parent / "pgbouncer_columns.tsv").read_text().splitlines():
+for line in (Path(__file__).parent / "pgbouncer_columns.txt").read_text().splitlines():
     name, column, kind = line.split("\t")
     PGBOUNCER.setdefault(name, []).append((column, OIDS[kind]))
 
