@@ -1,0 +1,1 @@
+"""How the promises are broken on purpose, and judged from outside."""

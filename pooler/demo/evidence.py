@@ -58,7 +58,7 @@ class Evidence:
     def living(self) -> None:
         """The audit; and ledger, server and pools agree on what is open now."""
         with self.parts.parked[1].away():
-            audit = self.parts.command("ledger", "audit", self.parts.ledger)
+            audit = self.parts.fleet.command("ledger", "audit", self.parts.ledger)
             rows = self.parts.standby.execute(sql.SQL(
                 "SELECT count(*) FROM pg_stat_activity WHERE usename IN ({}, {})").format(
                     sql.Literal(SHOP), sql.Literal(BATCH)))

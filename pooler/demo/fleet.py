@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -126,6 +127,12 @@ class Fleet:
         argv: list[str | Path] = [sys.executable, "-m", "pooler.cli.main", "fleet", "run", "-c", self.config]
         self.child = Child(argv, self.log, die_signal=die_signal,
                            env={"PYTHONPATH": import_path(), "PYTHONUNBUFFERED": "1", **(env or {})})
+
+    def command(self, *words: str | Path, timeout_seconds: float = 90) -> subprocess.CompletedProcess[str]:
+        """A `pooler` command about this fleet, as anybody would type it."""
+        argv = [sys.executable, "-m", "pooler.cli.main", *map(str, words), "-c", str(self.config)]
+        return subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+                              timeout=timeout_seconds, env={**os.environ, "PYTHONPATH": import_path()})
 
     def is_ready(self) -> bool:
         """Coordinator and all workers."""

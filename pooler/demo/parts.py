@@ -9,8 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -54,12 +52,12 @@ class Parked:
     """Superuser sessions that occupy the slots of the admin reserve while no command uses them, so that the
     server has none to spare for the fleet beyond its permits."""
 
-    def __init__(self, server: Server, count: int) -> None:
-        self._server, self._count = server, count
+    def __init__(self, server: Server, count: int, dbname: str) -> None:
+        self._server, self._count, self._dbname = server, count, dbname
         self._held: list[psycopg.Connection[Any]] = []
 
     def park(self) -> None:
-        self._held = [psycopg.connect(self._server.dsn(dbname=DBNAME), autocommit=True)
+        self._held = [psycopg.connect(self._server.dsn(dbname=self._dbname), autocommit=True)
                       for _ in range(self._count)]
 
     def leave(self) -> None:
@@ -102,12 +100,6 @@ class Parts:
     def ledger(self) -> str:
         return self.fleet.plan.ledger
 
-    def command(self, *words: str | Path, timeout_seconds: float = 90) -> subprocess.CompletedProcess[str]:
-        """A `pooler` command, as anybody would type it."""
-        argv = [sys.executable, "-m", "pooler.cli.main", *map(str, words), "-c", str(self.fleet.config)]
-        return subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-                              timeout=timeout_seconds)
-
     def processes(self) -> list[Process]:
         """All of them, the fleet's supervisor first."""
         children = [self.fleet.child, self.haproxy.child if self.haproxy else None,
@@ -128,7 +120,7 @@ def running(
         say(f"PostgreSQL {primary.installation.version}: primary on {primary.port}, streaming standby on "
             f"{standby.port}; {primary.limits.ordinary} ordinary slots: {PERMITS} for the fleet, "
             f"{ADMIN_RESERVE} for its commands, {REAPERS} for its reaper")
-        parked = [Parked(server, ADMIN_RESERVE) for server in servers]
+        parked = [Parked(server, ADMIN_RESERVE, DBNAME) for server in servers]
         for each in parked:
             each.park()
             ends.callback(each.leave)
@@ -218,7 +210,7 @@ def _watch(fleet: Fleet) -> LedgerWatch:
 def _start_haproxy(parts: Parts, ends: ExitStack, keep: bool) -> HAProxy | None:
     if find_program("haproxy") is None:
         return None
-    rendered = parts.command("haproxy", "render")
+    rendered = parts.fleet.command("haproxy", "render")
     if rendered.returncode != 0:
         raise PartFailed(f"pooler haproxy render: {rendered.stderr.strip()}")
     haproxy = HAProxy(parts.directory, rendered.stdout, [parts.fleet.ports.haproxy])

@@ -132,8 +132,8 @@ class Story:
         start = time.time()
         self._note(f"drain to the standby on {parts.standby.port} starts, to be promoted under load")
         with parts.parked[0].away(), parts.parked[1].away():
-            done = parts.command("drain", DBNAME, "--to", f"127.0.0.1:{parts.standby.port}", "--run", run,
-                                 "--timeout", f"{DRAIN_TIMEOUT_SECONDS}s")
+            done = parts.fleet.command("drain", DBNAME, "--to", f"127.0.0.1:{parts.standby.port}",
+                                       "--run", run, "--timeout", f"{DRAIN_TIMEOUT_SECONDS}s")
         end = time.time()
         self._note(f"drain ends after {end - start:.2f} s with exit {done.returncode}")
         return Drained(start, end, done.returncode, (done.stderr or done.stdout).strip()[-500:])
