@@ -337,7 +337,13 @@ class CancelAtStep(trio.abc.Instrument):
                 self.scope.cancel()
 
 
-@pytest.mark.parametrize("script", WAYS)
+async def asking_what_nobody_can_answer(peer: Peer) -> None:
+    await peer.read_packet()
+    await peer.send(messages.authentication(7))
+    await peer.frame()
+
+
+@pytest.mark.parametrize("script", [*WAYS, asking_what_nobody_can_answer])
 async def test_cancelled_at_any_step_leaves_no_socket_and_says_how_far_it_came(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,7 +355,7 @@ async def test_cancelled_at_any_step_leaves_no_socket_and_says_how_far_it_came(
         await real(sock, address)
 
     monkeypatch.setattr(connect, "_finish_connect", watched)
-    told_before, told_after = False, False
+    told_before, told_after, outcome = False, False, Outcome.ENDED
     async with server_doing(script) as target:
         for steps in range(200):
             progress, got = Progress(), None
@@ -358,6 +364,9 @@ async def test_cancelled_at_any_step_leaves_no_socket_and_says_how_far_it_came(
                 trio.lowlevel.add_instrument(instrument)
                 try:
                     got = await dial(target, connect_timeout_seconds=5, progress=progress)
+                except DialFailed as failed:
+                    outcome = failed.outcome
+                    break
                 finally:
                     trio.lowlevel.remove_instrument(instrument)
             if got is not None:
@@ -372,6 +381,7 @@ async def test_cancelled_at_any_step_leaves_no_socket_and_says_how_far_it_came(
     assert made
     assert told_before
     assert told_after
+    assert outcome is Outcome.ENDED
 
 
 async def test_hanging_up_is_proof_only_with_an_orderly_end() -> None:
