@@ -150,9 +150,10 @@ def _never_born(
         return Awaiting("the second look, past every start-up's time limit", first.at_us + interval_us)
     if look.connection == first.connection:
         return Awaiting("the second look over a connection of its own", look.at_us)
-    nameless = first.anonymous & look.anonymous
-    if nameless:
-        return Awaiting(f"pid {min(nameless)}, still starting, to get a name or end", look.at_us)
+    # also one that began after the first look: what a dead owner had on the wire may arrive until the second,
+    # and a start-up that waits for a lock takes as long as the lock
+    if look.anonymous:
+        return Awaiting(f"pid {min(look.anonymous)}, still starting, to get a name or end", look.at_us)
     return Proven(Proof.NEVER_BORN, f"no session was born as {tag}")
 
 
