@@ -124,7 +124,7 @@ def test_a_fault_in_one_section_does_not_hide_a_contradiction_among_others(folde
         ("file:monitor", "file:none", "databases.orders.monitor.password"),
         ("file:monitor", "env:POOLER_TEST_UNSET", "databases.orders.monitor.password"),
         ("[127.0.0.1]", "[localhost]", "fleet.proxy_protocol_from.0"),
-        ('["10.0.0.11:5432", "10.0.0.12:5432"]', '["127.0.0.1:5433"]', "services.primary.haproxy_port"),
+        ("pool_mode: session}", "haproxy_port: 5433}", "services.default.haproxy_port"),
     ],
 )
 def test_one_fault_is_told_at_its_path_and_nothing_else_is(
@@ -174,6 +174,8 @@ def test_the_coordinator_is_told_everything_it_needs(folder: Path) -> None:
         "http_fd",
         "databases",
         "reconcile",
+        "node_identity",
+        "orphan_connect_grace_seconds",
         "unknown_terminate_after_seconds",
     }
     assert spec["etcd"]["embedded"] is True

@@ -9,8 +9,8 @@ from pathlib import Path
 import trio
 
 from pooler.errors import PoolerError
+from pooler.observe.log import configure_logging
 from pooler.settings import load
-from pooler.supervise.logs import configure_logs
 from pooler.supervisor import Supervisor
 
 CHILD = Path(__file__).with_name("child.py")
@@ -23,7 +23,7 @@ def argv_of(role: str, link_fd: int) -> Sequence[str]:
 def main() -> int:
     config = Path(sys.argv[1])
     settings = load(config)
-    configure_logs(settings.log)
+    configure_logging()
     try:
         trio.run(Supervisor(config, settings, argv_of).run)
     except PoolerError as fault:

@@ -1,0 +1,156 @@
+"""`pooler ledger audit` and `explain`: the ledger held beside the real servers, and one permit's way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pooler.cli.options import (
+    ConfigOption,
+    DbArgument,
+    EtcdOption,
+    FleetOption,
+    JsonOption,
+    PrefixOption,
+)
+
+if TYPE_CHECKING:
+    from coordinator.audit import Audit, Pool
+    from pooler.cli.reach import Where
+
+
+def audit(
+    db: DbArgument,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the ledger with the real server: sessions without permit, permits without session, the budget.
+
+    Sessions in SESSION_UNKNOWN are listed apart, with what they wait for. Exits 0 when both agree, 1 on any
+    difference or when a host could not be audited.
+
+    Example: pooler ledger audit orders --json
+    """
+    import trio
+
+    from pooler.cli.out import print_json
+    from pooler.cli.reach import Where
+
+    found = trio.run(_audit, Where(config), db)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _tell(found)
+    raise typer.Exit(found.exit_code)
+
+
+async def _audit(where: Where, name: str) -> Audit:
+    from coordinator.audit import audit as compare
+    from pooler.cli.reach import now_us, reach
+    from pooler.errors import UsageFault
+
+    async with reach(where) as reached:
+        db = reached.db(name)
+        ledger = reached.ledger(db)
+        head = (await ledger.snapshot()).head
+        hosts = list(dict.fromkeys(host for each in reached.specs_of(db) for host in each.hosts))
+        async with reached.eyes({db: head.tag} if head else {}) as eyes:
+            if eyes is None:
+                raise UsageFault(f"an audit must look at the servers: set `monitor` for a database of {db}")
+            return await compare(
+                ledger, eyes, db=db, hosts=hosts, pools=_pools(where, db),
+                lease_ttl_seconds=reached.spec.lease_ttl_seconds, now_us=now_us)
+
+
+def _pools(where: Where, db: str) -> list[Pool]:
+    """Whose sessions at the server must have a permit: all users of the userlist, or the forced one."""
+    from coordinator.audit import Pool
+    from pooler.cli.options import settings_of
+    from pooler.net.userlist import parse_userlist
+
+    settings = settings_of(where.config)
+    file = settings.auth.file
+    users = parse_userlist(file.read_bytes(), str(file)).users if file is not None else {}
+    consoles = {*settings.admin.users, *settings.admin.stats_users}
+    found = []
+    for name, database in settings.databases.items():
+        if database.ledger == db:
+            names = {database.user} if database.user is not None else set(users) - consoles
+            found += [Pool(database.dbname or name, user) for user in sorted(names)]
+    return found
+
+
+def _tell(found: Audit) -> None:
+    from pooler.cli.out import duration
+
+    print(f"{found.db}: {found.held} of {found.slots} slots held, reserve {found.reserve_held}/"
+          f"{found.reserve_slots}, at revision {found.revision}")
+    for node, count in found.ours.items():
+        print(f"{node}: {count} sessions of ours")
+    if found.foreign:
+        others = ", ".join(f"{role} {count}" for role, count in sorted(found.foreign.items()))
+        print(f"other clients: {others}")
+    for row in found.unknown:
+        age = duration(row["age_seconds"])
+        print(f"unknown: {row['permit']} for {age}, waits for {row['awaited_proof']}")
+    for node, why in found.not_audited.items():
+        print(f"not audited: {node}: {why}")
+    for each in found.differences:
+        print(f"difference: {each.invariant} {each.what}: {each.detail}")
+    print("clean" if not found.exit_code else f"{len(found.differences)} differences")
+
+
+def explain(
+    db: DbArgument,
+    permit: Annotated[str, typer.Argument(metavar="PERMIT", help="kind/slot.generation")],
+    config: ConfigOption = None,
+    etcd: EtcdOption = None,
+    fleet: FleetOption = None,
+    prefix: PrefixOption = "pooler",
+    as_json: JsonOption = False,
+) -> None:
+    """Say what one permit is, which proof would free it, and who could see it.
+
+    Exits 1 if there is no such permit (any more).
+
+    Example: pooler ledger explain orders main/17.4711
+    """
+    import trio
+
+    from pooler.cli.ledger import read_rows
+    from pooler.cli.out import print_json
+    from pooler.cli.reach import Where
+
+    name, rows, _ = trio.run(read_rows, Where(config, etcd, fleet, prefix), db)
+    row = next((each for each in rows if each["permit"] == permit), None)
+    if as_json:
+        print_json(row)
+    elif row is None:
+        print(f"{name}: no permit {permit}: it was released, or its slot has another tenant by now")
+    else:
+        print("\n".join(explanation(row)))
+    raise typer.Exit(0 if row is not None else 1)
+
+
+def explanation(row: dict[str, Any]) -> list[str]:
+    """A permit for people."""
+    from pooler.cli.out import duration
+
+    at = row["backend"] or "no server yet"
+    lines = [
+        f"{row['permit']} of {row['database']}: {row['state']} for {duration(row['age_seconds'])}",
+        f"owner {row['owner']} on {row['host']}, pool {row['user']}@{row['dbname']}, epoch {row['epoch']}",
+        f"server process {row['pid'] or 'not known'} at {at}",
+    ]
+    if row["state"] != "SESSION_UNKNOWN":
+        return [*lines, "its owner frees it when the server has ended the session"]
+    seen_at = row["backend"]
+    who = f"any coordinator that can look at {seen_at}" if seen_at else "nobody: it names no server"
+    lines.append(f"waits for proof: {row['awaited_proof']}; could be seen by {who}")
+    if row["abandoned"]:
+        lines.append("its owner gave the attempt up")
+    if row["terminating"]:
+        lines.append("pg_terminate_backend was ordered for it")
+    return [*lines, "or, on your word: pooler ledger resolve "
+                    f"{row['database']} {row['permit']} --evidence '…'"]

@@ -1,0 +1,203 @@
+"""`pooler ledger`: what the ledger holds, whether it agrees with the server, and what an operator attests."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pooler.cli.audit import audit, explain
+from pooler.cli.options import (
+    ConfigOption,
+    DbArgument,
+    EtcdOption,
+    FleetOption,
+    JsonOption,
+    PrefixOption,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coordinator.inspect import Resolved
+    from coordinator.ledger.record import Permit
+    from coordinator.ledger.snapshot import LedgerSnapshot
+    from pooler.cli.reach import Where
+
+app = typer.Typer(
+    help="The ledger of session permits.", epilog="Example: pooler ledger show orders",
+    no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+app.command("audit")(audit)
+app.command("explain")(explain)
+
+
+@app.command()
+def show(
+    db: DbArgument,
+    state: Annotated[str | None, typer.Option(
+        "--state", metavar="STATE", help="Only permits in this state: SESSION_UNKNOWN, OPEN_BUSY, …")] = None,
+    config: ConfigOption = None,
+    etcd: EtcdOption = None,
+    fleet: FleetOption = None,
+    prefix: PrefixOption = "pooler",
+    as_json: JsonOption = False,
+) -> None:
+    """Show a sum line, then every session permit, unknown ones first.
+
+    Reads etcd itself, so it works with every process of the fleet dead.
+
+    Example: pooler ledger show orders --state SESSION_UNKNOWN
+    """
+    from dataclasses import asdict
+
+    import trio
+
+    from pooler.cli.out import duration, print_json, print_table
+    from pooler.cli.reach import Where
+
+    name, rows, found = trio.run(read_rows, Where(config, etcd, fleet, prefix), db)
+    wanted = [row for row in rows if state is None or _has_state(row["state"], state)]
+    if as_json:
+        print_json({"database": name, "sum": {**asdict(found), "line": found.line()}, "permits": wanted})
+        return
+    print(f"{name}: {found.line()}")
+    if wanted:
+        print_table(
+            ("PERMIT", "STATE", "AGE", "OWNER", "HOST", "POOL", "PID", "EPOCH", "TICKET", "AWAITS"),
+            [(row["permit"], row["state"], duration(row["age_seconds"]), row["owner"][:8], row["host"],
+              f"{row['user']}@{row['dbname']}", row["pid"] or "", row["epoch"], row["ticket"],
+              row["awaited_proof"]) for row in wanted])
+
+
+def _has_state(state: str, wanted: str) -> bool:
+    wanted = wanted.upper()
+    return state == wanted or state.removeprefix("SESSION_") == wanted or state.startswith(f"{wanted}_")
+
+
+async def read_rows(where: Where, name: str) -> tuple[str, list[dict[str, Any]], Any]:
+    """(the ledger's name, a row per permit, the sum of them)."""
+    from coordinator import inspect
+    from pooler.cli.reach import now_us, reach
+
+    async with reach(where) as reached:
+        db = reached.db(name)
+        snapshot = await reached.ledger(db).snapshot()
+        activities = inspect.read_activities(reached.run_dir) if reached.run_dir else {}
+        rows = inspect.session_rows(db, snapshot, activities, now_us())
+        return db, rows, inspect.sum_up(snapshot, rows)
+
+
+@app.command()
+def resolve(
+    db: DbArgument,
+    permit: Annotated[str | None, typer.Argument(metavar="[PERMIT]", help="kind/slot.generation")] = None,
+    epoch: Annotated[int | None, typer.Option(
+        "--epoch", metavar="N", help="Every unknown permit of epochs up to this.")] = None,
+    backend: Annotated[str | None, typer.Option("--backend", metavar="HOST:PORT")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", metavar="BOOT", help="A worker's boot id.")] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="H", help="The host of the workers.")] = None,
+    evidence: Annotated[str, typer.Option(
+        "--evidence", metavar="TEXT", help="Why they are known to be gone; kept for ever.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    config: ConfigOption = None,
+    etcd: EtcdOption = None,
+    fleet: FleetOption = None,
+    prefix: PrefixOption = "pooler",
+    as_json: JsonOption = False,
+) -> None:
+    """Free permits in SESSION_UNKNOWN on your word, where no proof can be had.
+
+    Shows what will be freed and asks. Refused for a session that a look at its server can see. Exits 0 when
+    all of them are free, 1 if one is not.
+
+    Example: pooler ledger resolve orders main/17.4711 --evidence 'node db1 powered off, ticket OPS-12'
+    """
+    import trio
+
+    from pooler.cli.out import print_json
+    from pooler.cli.reach import Where
+    from pooler.errors import UsageFault
+
+    if sum(given is not None for given in (permit, epoch, backend, owner, host)) != 1:
+        raise UsageFault("name what to resolve: one of PERMIT, --epoch, --backend, --owner, --host")
+    if not evidence.strip():
+        raise UsageFault("--evidence: is required: how do you know that these sessions are gone?")
+    choice = {"permit": permit, "epoch": epoch, "backend": backend, "owner": owner, "host": host}
+    resolved = trio.run(_resolve, Where(config, etcd, fleet, prefix), db, choice, evidence, yes)
+    if as_json:
+        print_json([{"permit": str(each.permit), "freed": each.freed, "why": each.why} for each in resolved])
+    else:
+        for each in resolved:
+            print(f"{each.permit}: {'freed' if each.freed else 'not freed'} ({each.why})")
+    raise typer.Exit(0 if all(each.freed for each in resolved) else 1)
+
+
+async def _resolve(
+    where: Where, name: str, choice: dict[str, Any], evidence: str, yes: bool
+) -> Sequence[Resolved]:
+    from coordinator import inspect
+    from pooler.cli.reach import now_us, operator_name, reach
+
+    async with reach(where) as reached:
+        db = reached.db(name)
+        ledger = reached.ledger(db)
+        snapshot = await ledger.snapshot()
+        permits = chosen(snapshot, choice)
+        if not permits:
+            print("nothing to resolve: no such permit is in SESSION_UNKNOWN", file=sys.stderr)
+            return []
+        if not yes:
+            _ask(db, permits, snapshot)
+        tag = snapshot.head.tag if snapshot.head else ""
+        async with reached.eyes({db: tag}) as eyes:
+            return await inspect.resolve(
+                reached.store, reached.keys, ledger, permits, who=operator_name(), evidence=evidence,
+                eyes=eyes, now_us=now_us)
+
+
+def chosen(snapshot: LedgerSnapshot, choice: dict[str, Any]) -> list[Permit]:
+    """The permits that the one given option of `choice` means. A single PERMIT is taken in any state."""
+    from coordinator.ledger.record import Permit
+    from coordinator.ledger.states import SessionState
+    from pooler.errors import UsageFault
+
+    if choice["permit"] is not None:
+        try:
+            return [Permit.parse(choice["permit"])]
+        except ValueError as fault:
+            raise UsageFault(str(fault)) from None
+    found = []
+    for held in snapshot.sessions:
+        session = held.session
+        address = session.backend.address if session.backend else ""
+        if session.state is SessionState.UNKNOWN and (
+            (choice["epoch"] is not None and session.epoch <= choice["epoch"])
+            or (choice["backend"] is not None and address == choice["backend"])
+            or (choice["owner"] is not None and session.owner == choice["owner"])
+            or (choice["host"] is not None and session.host == choice["host"])
+        ):
+            found.append(session.permit)
+    return found
+
+
+def _ask(db: str, permits: Sequence[Permit], snapshot: LedgerSnapshot) -> None:
+    from pooler.errors import UsageFault
+
+    print(f"{db}: these permits would be freed on your word:", file=sys.stderr)
+    for permit in permits:
+        held = snapshot.find(permit)
+        if held is not None:
+            where = held.session.backend.address if held.session.backend else "no server"
+            print(f"  {permit}  {held.session.state}  pid {held.session.pid} at {where}, "
+                  f"owner {held.session.owner} on {held.session.host}", file=sys.stderr)
+    if not sys.stdin.isatty():
+        raise UsageFault("nobody is here to be asked: repeat it with --yes")
+    typer.confirm("Are you sure that none of these sessions exists any more?", abort=True, err=True)

@@ -1,0 +1,147 @@
+"""Reaching a fleet's ledger in etcd, by its config or by --etcd and --fleet; no coordinator need be alive."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import trio
+
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.ledger import Ledger
+from coordinator.looks import Looker
+from coordinator.service import make_looker, open_store
+from coordinator.spec import CoordinatorSpec, DatabaseSpec, EtcdSpec
+from coordinator.store.api import Store
+from pooler.errors import FleetUnreachable, UsageFault
+from pooler.settings import Address, Settings, coordinator_spec, find_config, load
+
+ANSWER_SECONDS_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """How a command was told where the ledger is. With `etcd` and `fleet` no config is read."""
+
+    config: Path | None
+    etcd: str | None = None
+    fleet: str | None = None
+    prefix: str = "pooler"
+
+    def spec(self) -> CoordinatorSpec:
+        """What a coordinator there would be. Raises UsageFault, FleetUnreachable."""
+        if self.etcd is None and self.fleet is None:
+            return spec_of(load(find_config(self.config)))
+        if self.etcd is None or self.fleet is None:
+            raise UsageFault("--etcd and --fleet belong together: give both, or a config")
+        return CoordinatorSpec(
+            fleet=self.fleet, prefix=self.prefix, host=socket.gethostname(), machine_id="", run_dir="",
+            socket="", lease_ttl_seconds=5.0, etcd=EtcdSpec(endpoints=_endpoints(self.etcd)), databases=())
+
+
+@dataclass(slots=True)
+class Reached:
+    """An open store and what the command knows of the fleet."""
+
+    spec: CoordinatorSpec
+    store: Store
+    keys: FleetKeys
+    databases: tuple[str, ...]  # every ledger of the fleet
+
+    def db(self, name: str) -> str:
+        """The ledger that DB means: its name, or a config database that points to it. Raises UsageFault."""
+        if name in self.databases:
+            return name
+        for each in self.spec.databases:
+            if each.name == name:
+                return each.db
+        known = sorted({*self.databases, *(each.name for each in self.spec.databases)})
+        names = ", ".join(known) or "none: was the fleet ever started?"
+        raise UsageFault(f"no ledger {name}; known: {names}")
+
+    def ledger(self, db: str) -> Ledger:
+        """A ledger to read and to write through."""
+        return Ledger(self.store, self.keys.db(db), self.keys, now_us)
+
+    def specs_of(self, db: str) -> Sequence[DatabaseSpec]:
+        """The config's databases that share this ledger; none with --etcd."""
+        return self.spec.ledgers().get(db, ())
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The session tables of this host, where there are any."""
+        return Path(self.spec.run_dir) if self.spec.run_dir else None
+
+    @asynccontextmanager
+    async def eyes(self, tags: Mapping[str, str]) -> AsyncIterator[Looker | None]:
+        """A look at the servers by their monitors; None where no config names one. `tags` by ledger."""
+        if not any(each.monitor for each in self.spec.databases):
+            yield None
+            return
+        looker = make_looker(self.spec, lambda db: tags.get(db, "new"))
+        try:
+            yield looker
+        finally:
+            with trio.move_on_after(2, shield=True):
+                await looker.close()
+
+
+@asynccontextmanager
+async def reach(where: Where) -> AsyncIterator[Reached]:
+    """Open the ledger's store. Raises UsageFault, FleetUnreachable; later asking raises StoreUnavailable."""
+    spec = where.spec()
+    keys = FleetKeys(spec.prefix, spec.fleet)
+    async with open_store(spec) as store:
+        snapshot = None
+        with trio.move_on_after(ANSWER_SECONDS_MAX):
+            snapshot = await store.read(keys.ledgers())
+        if snapshot is None:
+            raise FleetUnreachable(f"etcd at {', '.join(spec.etcd.endpoints)} did not answer in "
+                                   f"{ANSWER_SECONDS_MAX:g} s")
+        found = tuple(unquote(entry.key.removeprefix(keys.ledgers())) for entry in snapshot.entries)
+        yield Reached(spec, store, keys, found)
+
+
+def spec_of(settings: Settings) -> CoordinatorSpec:
+    """The coordinator's specification, with an embedded etcd as the running one. Raises FleetUnreachable."""
+    spec = CoordinatorSpec.parse(coordinator_spec(settings))
+    if not spec.etcd.embedded:
+        return spec
+    ports = Path(spec.run_dir) / "etcd-ports.json"
+    try:
+        port = int(json.loads(ports.read_text(encoding="utf-8"))["client"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FleetUnreachable(
+            f"the embedded etcd of fleet {spec.fleet} was never started ({ports} is not there): "
+            "start the fleet, or give --etcd and --fleet") from None
+    endpoint = f"127.0.0.1:{port}"
+    return replace(spec, etcd=replace(spec.etcd, embedded=False, endpoints=(endpoint,)))
+
+
+def now_us() -> int:
+    """The wall clock, as stored in records: shown, never compared."""
+    return time.time_ns() // 1000
+
+
+def operator_name() -> str:
+    """Who runs this command, for what is kept of it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _endpoints(text: str) -> tuple[str, ...]:
+    plain = [part.strip().removeprefix("http://").rstrip("/") for part in text.split(",")]
+    try:
+        return tuple(str(Address.parse(part)) for part in plain)
+    except ValueError as fault:
+        raise UsageFault(f"--etcd: {fault}") from None
