@@ -148,7 +148,7 @@ def sum_up(snapshot: LedgerSnapshot, rows: Sequence[Mapping[str, Any]]) -> Sum:
     slots = limits.main if limits else 0
     return Sum(
         slots=slots,
-        by_state=Counter(str(row["state"]) for row in main),
+        by_state=dict(Counter(str(row["state"]) for row in main)),
         free=max(0, slots - len(main)),
         reserve_held=sum(row["kind"] == Kind.RESERVE for row in rows),
         reserve_slots=limits.reserve if limits else 0,
