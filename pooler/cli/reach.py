@@ -101,7 +101,7 @@ async def reach(where: Where) -> AsyncIterator[Reached]:
     async with open_store(spec) as store:
         snapshot = None
         with trio.move_on_after(ANSWER_SECONDS_MAX):
-            snapshot = await store.read(keys.ledgers())
+            snapshot = await store.range(keys.ledgers())
         if snapshot is None:
             raise FleetUnreachable(f"etcd at {', '.join(spec.etcd.endpoints)} did not answer in "
                                    f"{ANSWER_SECONDS_MAX:g} s")

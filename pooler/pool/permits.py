@@ -287,7 +287,7 @@ class Permits:
         permit = _permit(answer["permit"])
         self._holdings.granted(db, permit)
         self._counts["granted"] += 1
-        return Granted(permit, answer["epoch"], answer["address"], answer["tag"])
+        return Granted(permit, answer["epoch"], answer["address"], permit.birth_tag(answer["tag"]))
 
     def _void(self, db: str, request_id: str) -> None:
         self._counts["voided"] += 1
