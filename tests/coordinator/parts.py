@@ -25,10 +25,11 @@ DB = "shop/write"
 WAIT_SECONDS = 30.0
 
 
-def policy_text(slots: int = 4, admin: int = 1) -> str:
+def policy_text(slots: int = 4, admin: int = 1, db: str = DB) -> str:
+    """A valid policy document."""
     return f"""
 schema: dbAdmissionPolicy.v1
-database: {DB}
+database: {db}
 generation: 1
 serverSessionPermits: {slots}
 adminReserve: {admin}
@@ -124,21 +125,28 @@ class Worker:
         self.ledgers = answer["ledgers"]
         return answer
 
-    async def call(self, op: str, **args: Any) -> Any:
+    async def call(self, op: str, /, **args: Any) -> Any:
         assert self.link is not None
         return await self.link.call(op, **args)
 
-    async def reserve(self, wait_seconds: float = 0.0, seats: int = 10, request_id: str = "") -> Args:
+    async def reserve(
+        self, wait_seconds: float = 0.0, *, db: str = DB, seats: int = 10, user: str = "app",
+        request_id: str = "",
+    ) -> Args:
         answer: Args = await self.call(
-            "reserve", db=DB, request_id=request_id or secrets.token_hex(8), kind="main", dbname="shop",
-            user="app", seats=seats, wait_seconds=wait_seconds)
-        self.permits[DB, parse_permit(answer["permit"])] = "SESSION_RESERVED"
+            "reserve", db=db, request_id=request_id or secrets.token_hex(8), kind="main", dbname="app",
+            user=user, seats=seats, wait_seconds=wait_seconds)
+        self.permits[db, parse_permit(answer["permit"])] = "SESSION_RESERVED"
         return answer
 
-    async def release(self, permit: list[Any], proof: str = "unused") -> bool:
-        answer = await self.call("release", db=DB, permit=permit, proof=proof)
-        self.permits.pop((DB, parse_permit(permit)), None)
+    async def release(self, permit: list[Any], proof: str = "unused", *, db: str = DB) -> bool:
+        answer = await self.call("release", db=db, permit=permit, proof=proof)
+        self.permits.pop((db, parse_permit(permit)), None)
         return bool(answer["released"])
+
+    def told_of(self, op: str) -> list[Args]:
+        """The arguments of every `op` it was told."""
+        return [args for each, args in self.told if each == op]
 
     async def until(self, holds: Callable[[Worker], bool]) -> None:
         """Waits until what was told makes it so."""

@@ -1,0 +1,165 @@
+"""A coordinator's parts over the memory store, with eyes that see what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import trio
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+
+from coordinator.granting import Granting
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.proofs import Look, Row
+from coordinator.ledger.record import Backend
+from coordinator.looks import LookFailed
+from coordinator.policy import encode_policy, load_policy
+from coordinator.reconcile import Reconciler
+from coordinator.registry import Registry
+from coordinator.remembered import Remembered
+from coordinator.serve_workers import WorkerServer
+from coordinator.spec import CoordinatorSpec, EtcdSpec
+from coordinator.store.api import Compare, Field, Put, Store, Txn
+from coordinator.store.memory import Keyspace, MemoryStore
+from coordinator.view import Views
+from tests.coordinator.parts import Worker, policy_text
+from tests.ledger.ground import BACKEND, FLEET, KEYS, NOW_US, found, write
+
+DB = KEYS.database
+TTL_SECONDS = 5.0
+NO_FENCE = Compare("/never/there", Field.CREATE, 0)
+
+
+@dataclass
+class Server:
+    """One node as the fake eyes see it."""
+
+    backend: Backend = BACKEND
+    rows: list[Row] = field(default_factory=list)
+    anonymous: set[int] = field(default_factory=set)
+    may_see_all: bool = True
+    unreachable: bool = False
+    authentication_timeout_seconds: float = 1.0
+
+
+@dataclass
+class FakeEyes:
+    """Looks at `servers` by address; `terminated` are the pids that were told to end."""
+
+    servers: dict[str, Server] = field(default_factory=lambda: {BACKEND.address: Server()})
+    looks: int = 0
+    connection: int = 1
+    terminated: list[int] = field(default_factory=list)
+
+    @property
+    def server(self) -> Server:
+        return self.servers[BACKEND.address]
+
+    async def look(self, address: str, *, fresh: bool = False) -> Look:
+        await trio.lowlevel.checkpoint()
+        server = self.servers.get(address)
+        if server is None or server.unreachable:
+            raise LookFailed(f"{address}: unreachable")
+        self.looks += 1
+        self.connection += fresh
+        return Look(
+            backend=replace(server.backend, address=address), may_see_all=server.may_see_all, is_node=True,
+            rows=tuple(server.rows), anonymous=frozenset(server.anonymous),
+            at_us=int(trio.current_time() * 1_000_000), connection=self.connection,
+            authentication_timeout_seconds=server.authentication_timeout_seconds, is_local=True)
+
+    async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
+        await trio.lowlevel.checkpoint()
+        self.terminated.append(pid)
+        return True
+
+
+def row(pid: int, start_us: int, name: str = "") -> Row:
+    return Row(pid, start_us, "app", "app", name, "idle", "client backend")
+
+
+def make_spec(run_dir: Path, **changes: Any) -> CoordinatorSpec:
+    base = CoordinatorSpec(
+        fleet=FLEET.fleet, prefix=FLEET.prefix, host="host", machine_id="m", run_dir=str(run_dir),
+        socket=str(run_dir / "s"), lease_ttl_seconds=TTL_SECONDS, etcd=EtcdSpec(), databases=())
+    return replace(base, **changes)
+
+
+@dataclass
+class Stage:
+    """The parts, running."""
+
+    store: MemoryStore
+    keyspace: Keyspace
+    eyes: FakeEyes
+    ledger: Ledger
+    views: Views
+    registry: Registry
+    granting: Granting
+    workers: WorkerServer
+    reconciler: Reconciler
+    nursery: trio.Nursery
+
+    @asynccontextmanager
+    async def worker(self, boot_id: str, **state: Any) -> AsyncIterator[Worker]:
+        """A stand-in worker with a link, greeted."""
+        ours, theirs = memory_stream_pair()
+        self.nursery.start_soon(self.workers.serve, theirs)
+        worker = Worker(boot_id=boot_id, **state)
+        async with worker.linked(ours):
+            await worker.hello()
+            yield worker
+
+    async def reconcile(self) -> int:
+        return await self.reconciler.reconcile(DB, NO_FENCE)
+
+    async def put(self, key: str, value: bytes) -> None:
+        """As some other process of the fleet would write it."""
+        await self.store.txn(Txn(puts=(Put(key, value),)))
+
+    def expire(self, boot_id: str) -> None:
+        """The worker's lease runs out."""
+        lease = self.registry.workers[boot_id].lease
+        assert lease is not None
+        self.store.expire(lease.id)
+
+    async def states(self) -> dict[int, str]:
+        """State by slot."""
+        snapshot = await self.ledger.snapshot()
+        return {held.session.slot: str(held.session.state) for held in snapshot.sessions}
+
+
+@asynccontextmanager
+async def stage(
+    run_dir: Path, *, slots: int = 4, store: Store | None = None, **spec: Any
+) -> AsyncIterator[Stage]:
+    """A founded ledger with the parts of one coordinator; its reconciler runs only when a test calls it."""
+    keyspace = found(slots)
+    write(keyspace, Put(KEYS.policy(1), encode_policy(load_policy(policy_text(slots, db=DB))[1])))
+    memory = MemoryStore(keyspace)
+    used: Store = store or memory
+    eyes = FakeEyes()
+    ledger = Ledger(used, KEYS, FLEET, lambda: NOW_US)
+    ledgers = {DB: ledger}
+    views = Views(used, FLEET, ledgers, Remembered(run_dir), ttl_seconds=TTL_SECONDS)
+    registry = Registry(used, FLEET, ledgers, host="host", machine_id="m", kernel_boot_id="k",
+                        ttl_seconds=TTL_SECONDS, now_us=lambda: NOW_US)
+    granting = Granting(used, views, ledgers, registry, host="host")
+
+    async def rows() -> list[dict[str, Any]]:
+        return []
+
+    workers = WorkerServer(
+        used, views, ledgers, registry, granting, host="host", ttl_seconds=TTL_SECONDS, rows=rows)
+    reconciler = Reconciler(used, FLEET, ledgers, views, eyes, spec=make_spec(run_dir, **spec),
+                            now_us=lambda: NOW_US, monotonic=trio.current_time)
+    async with trio.open_nursery() as nursery:
+        await views.refresh()
+        nursery.start_soon(views.run)
+        nursery.start_soon(granting.run)
+        await wait_all_tasks_blocked()
+        yield Stage(memory, keyspace, eyes, ledger, views, registry, granting, workers, reconciler, nursery)
+        nursery.cancel_scope.cancel()
