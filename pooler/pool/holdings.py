@@ -27,12 +27,16 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class Held:
-    """One permit. `ending`: the session's end was reported and the ledger has not answered yet."""
+    """One permit. `ending`: the session's end was reported and the ledger has not answered yet.
+
+    `abandoned`: it was given up before it was recorded as open.
+    """
 
     db: str
     permit: Permit
     state: SessionState
     ending: bool = False
+    abandoned: bool = False
 
 
 class Holdings:
@@ -65,13 +69,12 @@ class Holdings:
         held.state = state
         return True
 
-    def ended(self, db: str, permit: Permit, state: SessionState) -> bool:
+    def ended(self, db: str, permit: Permit, state: SessionState, abandoned: bool = False) -> bool:
         """Its end is about to be reported, RELEASED with proof or UNKNOWN. False: there is none to report."""
         held = self._held.get((db, permit))
         if held is None or held.ending:
             return False
-        held.state = state
-        held.ending = True
+        held.state, held.abandoned, held.ending = state, abandoned, True
         return True
 
     def given_up(self, db: str, permit: Permit) -> None:
@@ -79,6 +82,11 @@ class Holdings:
         held = self._held.get((db, permit))
         if held is not None:
             held.ending = False
+
+    def given_up_now(self) -> list[Held]:
+        """Those the ledger has as UNKNOWN by our word, whose slot was not seen gone yet."""
+        return [held for held in self._held.values()
+                if held.state is SessionState.UNKNOWN and not held.ending]
 
     def forget(self, db: str, permit: Permit) -> None:
         """The ledger no longer has it."""

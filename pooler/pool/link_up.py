@@ -24,7 +24,7 @@ BACK_OFF_SECONDS = (0.05, 2.0)  # first and longest pause between two tries to c
 REPEAT_SECONDS = (0.02, 1.0)  # first and longest pause before a call is repeated on the same link
 
 # refusals that say "not now": the call is repeated
-PASSING = frozenset({"ledger_unavailable", "changed"})
+PASSING = frozenset({"ledger_unavailable", "ledger_lost", "changed", "unregistered", "no_hello"})
 
 log = structlog.get_logger()
 
@@ -71,6 +71,8 @@ class Uplink:
         self._handlers = {op: _guarded(op, handler) for op, handler in listener.handlers().items()}
         self._link: Link | None = None
         self._up = trio.Event()
+        self._greeting = False
+        self._greeted = trio.Event()
         self._ttl_seconds = 0.0
         self._lease_until = -float("inf")
 
@@ -83,6 +85,18 @@ class Uplink:
         """Wait until linked."""
         while not self.linked:
             await self._up.wait()
+
+    async def settled(self) -> None:
+        """Wait until linked with no hello on its way: what is reserved meanwhile, hello could not list, and
+        it would be freed as unused.
+        """
+        while not self.linked or self._greeting:
+            await (self._greeted if self.linked else self._up).wait()
+
+    @property
+    def is_settled(self) -> bool:
+        """As `settled`, now."""
+        return self.linked and not self._greeting
 
     async def call(self, op: str, /, **args: Any) -> Any:
         """As Link.call, on the link of now: LinkLost if there is none."""
@@ -112,6 +126,11 @@ class Uplink:
         """As Link.notify, dropped if there is no link."""
         if self._link is not None:
             self._link.notify(op, **args)
+
+    @property
+    def ttl_seconds(self) -> float:
+        """The lease's, as last heard; 0 before."""
+        return self._ttl_seconds
 
     def lease_left_seconds(self) -> float:
         """How long the worker's lease certainly lasts."""
@@ -156,8 +175,7 @@ class Uplink:
     async def _keep(self, link: Link, life: trio.CancelScope) -> None:
         """Hello, then heartbeats; a link on which they are not answered is given up."""
         try:
-            with trio.fail_after(HELLO_SECONDS_MAX):
-                await self._say_hello(link)
+            await self._greet(link)
             self._link = link
             self.registered.set()
             self._up.set()
@@ -166,6 +184,16 @@ class Uplink:
         except (LinkLost, LinkRefused, trio.TooSlowError) as why:
             log.warning(Event.LINK_LOST, to="coordinator", why=type(why).__name__, text=str(why))
         life.cancel()
+
+    async def _greet(self, link: Link) -> None:
+        self._greeting = True
+        try:
+            with trio.fail_after(HELLO_SECONDS_MAX):
+                await self._say_hello(link)
+        finally:
+            self._greeting = False
+            self._greeted.set()
+            self._greeted = trio.Event()
 
     async def _say_hello(self, link: Link) -> None:
         me = self._identity
@@ -176,7 +204,8 @@ class Uplink:
             permits=self._holdings.report(), requests=self._holdings.requests())
         self.ordinal = answer["ordinal"]
         self._ttl_seconds = float(answer["lease_ttl_seconds"])
-        self._lease_until = sent + self._ttl_seconds
+        if answer.get("registered", True):  # else etcd is away, and we are only linked
+            self._lease_until = sent + self._ttl_seconds
         self._listener.heard(answer)
 
     async def _beat(self, link: Link) -> None:
@@ -185,10 +214,10 @@ class Uplink:
             sent = trio.current_time()
             with trio.fail_after(self._ttl_seconds):
                 answer = await link.call("heartbeat")
-                if not answer["alive"]:
-                    await self._say_hello(link)
-                    continue
-            self._lease_until = sent + self._ttl_seconds
+            if answer["alive"]:
+                self._lease_until = sent + self._ttl_seconds
+            else:
+                await self._greet(link)
 
 
 def _guarded(op: str, handler: Handler) -> Handler:

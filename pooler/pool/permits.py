@@ -106,6 +106,7 @@ class Permits:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._uplink.run)
             nursery.start_soon(self._errands.run)
+            nursery.start_soon(self._follow_given_up)
             task_status.started()
 
     @property
@@ -214,9 +215,22 @@ class Permits:
             settle = self._holdings.forget if refusal == "gone" else self._holdings.given_up
             settle(db, permit)
 
-        if self._holdings.ended(db, permit, SessionState.UNKNOWN):
+        if self._holdings.ended(db, permit, SessionState.UNKNOWN, abandoned):
             self._counts["unknown"] += 1
             self._errands.tell("unknown", done, db=db, permit=plain(permit), abandoned=abandoned)
+
+    async def _follow_given_up(self) -> None:
+        """What was given up is said again each lease time until its slot is gone: a late write may have made
+        something else of it, and nobody would look at it again."""
+        while True:
+            await trio.sleep(self._uplink.ttl_seconds or 1.0)  # noqa: TID251 - a level, looked at in time
+            for held in self._holdings.given_up_now():
+                try:
+                    await self._uplink.insist(
+                        "unknown", db=held.db, permit=plain(held.permit), abandoned=held.abandoned)
+                except LinkRefused as refused:
+                    if refused.code == "gone":
+                        self._holdings.forget(held.db, held.permit)
 
     # -- the rest of the link
 
@@ -270,8 +284,8 @@ class Permits:
         """The same request id over as many links as it takes."""
         while True:
             with trio.move_on_at(deadline):
-                await self._uplink.up()
-            if not self._uplink.linked:
+                await self._uplink.settled()
+            if not self._uplink.is_settled:
                 raise NoPermit(f'the ledger of database "{wish.db}" is unreachable', "unreachable")
             try:
                 answer: Args = await self._uplink.call(

@@ -164,6 +164,8 @@ class FakeCoordinator:
         self.hellos: list[Args] = []
         self.links: list[Link] = []
         self.state = "ACTIVE"
+        self.registers = True  # False: etcd is away
+        self.hello_gate: trio.Event | None = None  # holds an answer to hello back after the ledger was read
         self.deaf: set[str] = set()  # operations that are never answered
         self.answers: dict[str, Any] = {}  # scripted answers (a LinkRefused is raised), else the ledger's
         self._nursery = nursery
@@ -214,8 +216,10 @@ class FakeCoordinator:
         for each in late:
             each()
         await self._maybe_break_after("hello")
-        return {"ordinal": 3, "lease_ttl_seconds": TTL_SECONDS, "ledgers": {DB: self.ledger_map()},
-                "unknown": unknown, "gone": gone}
+        if self.hello_gate is not None:
+            await self.hello_gate.wait()
+        return {"ordinal": 3, "registered": self.registers, "lease_ttl_seconds": TTL_SECONDS,
+                "ledgers": {DB: self.ledger_map()}, "unknown": unknown, "gone": gone}
 
     def _handler(self, op: str) -> Callable[[Args], Awaitable[Any]]:
         async def serve(args: Args) -> Any:
@@ -235,6 +239,8 @@ class FakeCoordinator:
             return self.answers[op]
         if op == "heartbeat":
             return {"alive": self.alive}
+        if op == "ledger_rows":
+            return {"rows": []}
         carry_out: Op | None = getattr(self.ledger, op, None)
         return {} if carry_out is None else carry_out(args)
 

@@ -183,6 +183,56 @@ async def test_a_permit_given_up_as_unknown_is_kept_until_its_slot_is_seen_gone(
         assert (statistics.held, statistics.permits_gone_total) == ({}, 0)
 
 
+async def test_what_was_given_up_is_said_again_until_its_slot_is_gone(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    async with world(tmp_path) as w:
+        permit = await _open(w)
+        w.permits.unknown(DB, permit, abandoned=False)
+        await w.permits.settled()
+        w.ledger.slots[0].state = SessionState.OPEN  # a late write of ours
+        await _pass(TTL_SECONDS + 1)
+        assert w.ledger.slots[0].state is SessionState.UNKNOWN
+        w.ledger.slots.clear()  # proven gone by somebody
+        await _pass(TTL_SECONDS + 1)
+        statistics = w.permits.statistics()
+        assert (statistics.held, statistics.permits_gone_total) == ({}, 0)
+
+
+async def test_nothing_is_reserved_while_a_hello_is_on_its_way(tmp_path: Path, autojump_clock: Clock) -> None:
+    """Hello could not list it, and the coordinator would free it as unused under the session."""
+    async with world(tmp_path) as w:
+        w.coordinator.alive = False
+        w.coordinator.hello_gate = trio.Event()
+        while len(w.coordinator.hellos) < 2:
+            await _pass(0.1)
+        granted: list[Granted] = []
+
+        async def ask() -> None:
+            granted.append(await w.permits.reserve(WISH, 5.0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            assert "reserve" not in w.coordinator.heard
+            assert w.permits.statistics().linked
+            assert await w.permits.ledger_rows() == []
+            w.coordinator.alive = True
+            w.coordinator.hello_gate.set()
+        assert granted[0].permit.slot in w.ledger.slots
+
+
+async def test_a_hello_without_registration_renews_no_lease(tmp_path: Path, autojump_clock: Clock) -> None:
+    async with world(tmp_path) as w:
+        w.coordinator.alive = w.coordinator.registers = False
+        await _pass(3 * TTL_SECONDS)
+        assert w.permits.lease_left_seconds() < 0
+        assert w.permits.statistics().links_lost_total == 0
+        w.coordinator.alive = w.coordinator.registers = True
+        await _pass(TTL_SECONDS)
+        assert w.permits.lease_left_seconds() > 0
+
+
 async def test_a_request_cancelled_without_a_link_is_listed_until_it_was_voided(
     tmp_path: Path, autojump_clock: Clock
 ) -> None:
