@@ -143,7 +143,7 @@ async def test_cancelled_at_any_step_no_real_session_is_left_and_no_permit_freed
                 break
             reached += 1
     print(f"cancelled at {reached} steps: {outcomes}")  # noqa: T201 - how far it reached is part of the result
-    assert 12 <= reached < STEPS_MAX
+    assert 8 <= reached < STEPS_MAX
     assert outcomes["eof"] > 1
     assert permits.statistics().permits_gone_total == 0
 
