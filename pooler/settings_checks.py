@@ -36,7 +36,7 @@ def faults_across(sections: Mapping[str, Any]) -> Iterator[Found]:
         yield from _ledgers(databases)
         yield from _pools(databases, sections["pool"])
     if services is not None:
-        yield from _services(services, databases)
+        yield from _services(services)
     yield from _etcd(sections["etcd"])
     yield from _failover(sections["failover"])
     auth: AuthSettings | None = sections["auth"]
@@ -111,18 +111,12 @@ def _pools(databases: Mapping[str, DatabaseSettings], pool: PoolSettings | None)
             yield f"databases.{name}.password", "needs `user`: it is the password of that server user"
 
 
-def _services(
-    services: Mapping[str, ServiceSettings], databases: Mapping[str, DatabaseSettings] | None
-) -> Iterator[Found]:
+def _services(services: Mapping[str, ServiceSettings]) -> Iterator[Found]:
     ports: dict[int, str] = {}
     for name, service in services.items():
         port = haproxy_port(name, service)
         if port is not None and ports.setdefault(port, name) != name:
             yield f"services.{name}.haproxy_port", f"{port} is also the port of services.{ports[port]}"
-        for entry, database in (databases or {}).items():
-            if any(host.port == port and host.is_loopback() for host in database.hosts):
-                yield (f"services.{name}.haproxy_port",
-                       f"HAProxy's port {port} is that of a server of databases.{entry}: name another port")
 
 
 def _etcd(etcd: EtcdSettings | None) -> Iterator[Found]:

@@ -132,6 +132,8 @@ def coordinator_spec(settings: Settings) -> dict[str, Any]:
         "databases": [_database_spec(settings, name) for name in settings.databases],
         "reconcile": settings.failover.reconcile,
         "unknown_terminate_after_seconds": settings.failover.unknown_terminate_after_seconds,
+        "orphan_connect_grace_seconds": settings.failover.orphan_connect_grace_seconds,
+        "node_identity": settings.failover.node_identity,
     }
 
 

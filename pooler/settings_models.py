@@ -134,6 +134,7 @@ class FailoverSettings(Strict):
     on_ledger_loss: Literal["serve", "stop"] = "serve"
     reconcile: Literal["observe", "terminate"] = "observe"
     unknown_terminate_after_seconds: Seconds = Field(60.0, alias="unknown_terminate_after")
+    orphan_connect_grace_seconds: Seconds = Field(120.0, alias="orphan_connect_grace")
     fence_command: str | None = None
     node_identity: Literal["node", "provider"] = "node"
     server_eof_is_proof: Literal["auto", True, False] = "auto"

@@ -33,8 +33,8 @@ def check(
     """
     import sys
 
-    from pooler.cli.out import print_json
     from pooler.cli.named_files import file_faults
+    from pooler.cli.out import print_json
     from pooler.settings import ConfigFaults, find_config, load, warnings_of
 
     path = find_config(file)

@@ -9,7 +9,8 @@ import typer
 from pooler.cli.options import ConfigOption
 
 app = typer.Typer(
-    help="The config of the HAProxy in front of the fleet.", epilog="Example: pooler haproxy render > haproxy.cfg",
+    help="The config of the HAProxy in front of the fleet.",
+    epilog="Example: pooler haproxy render > haproxy.cfg",
     no_args_is_help=True, rich_markup_mode=None)
 
 

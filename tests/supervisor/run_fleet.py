@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from pooler.errors import PoolerError
-from pooler.observe.log import configure_logging
+from pooler.observe.log import set_up_logging
 from pooler.settings import load
 from pooler.supervisor import Supervisor
 
@@ -23,7 +23,7 @@ def argv_of(role: str, link_fd: int) -> Sequence[str]:
 def main() -> int:
     config = Path(sys.argv[1])
     settings = load(config)
-    configure_logging()
+    set_up_logging()
     try:
         trio.run(Supervisor(config, settings, argv_of).run)
     except PoolerError as fault:
