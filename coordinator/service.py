@@ -195,8 +195,8 @@ def _bind(path: str) -> trio.socket.SocketType:
     return trio.socket.from_stdlib_socket(raw)
 
 
-def make_looker(spec: CoordinatorSpec, tag_of: Callable[[str], str]) -> Looker:
-    """Eyes with the monitor login of whichever database names the host."""
+def make_looker(spec: CoordinatorSpec, tag_of: Callable[[str], str], *, name: str = "command") -> Looker:
+    """Eyes with the monitor login of whichever database names the host; sessions are pooler:<tag>:<name>."""
 
     logins = [each for each in spec.databases if each.monitor is not None]
 
@@ -205,7 +205,7 @@ def make_looker(spec: CoordinatorSpec, tag_of: Callable[[str], str]) -> Looker:
         named = [each for each in logins if address in each.hosts]
         for each in named or logins:
             assert each.monitor is not None  # as selected above
-            return Door(each.monitor, each.dbname, f"pooler:{tag_of(each.db)}:reaper")
+            return Door(each.monitor, each.dbname, f"pooler:{tag_of(each.db)}:{name}")
         raise LookFailed(f"{address}: no monitor login is configured for it")
 
     return Looker(door, provider_identity=spec.node_identity == "provider")
@@ -292,7 +292,7 @@ class Service:
                 head = coordinator.views.views[db].head if coordinator else None
                 return head.tag if head else "new"
 
-            coordinator = Coordinator(spec, store, make_looker(spec, tag_of))
+            coordinator = Coordinator(spec, store, make_looker(spec, tag_of, name="reaper"))
             self._coordinator = coordinator
             async with trio.open_nursery() as nursery:
                 await nursery.start(coordinator.run)

@@ -125,7 +125,8 @@ def test_the_owners_word_that_it_gave_up_stands_for_its_death() -> None:
     [
         (SECOND_LOOK, {"first": FIRST}, "known dead"),
         (SECOND_LOOK, {"owner_known_dead": True}, "a second look"),
-        (replace(SECOND_LOOK, at_us=INTERVAL_US - 1), {"owner_known_dead": True, "first": FIRST}, "time limit"),
+        (replace(SECOND_LOOK, at_us=INTERVAL_US - 1),
+         {"owner_known_dead": True, "first": FIRST}, "time limit"),
         (replace(SECOND_LOOK, connection=1), {"owner_known_dead": True, "first": FIRST}, "of its own"),
         (SECOND_LOOK, {"owner_known_dead": True, "first": replace(FIRST, may_see_all=False)}, "second look"),
         (replace(SECOND_LOOK, rows=(row(900, name="pooler:abcd1234:m3.17"),)),
