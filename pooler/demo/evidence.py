@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,12 +20,14 @@ from pooler.demo.client import RawClient
 from pooler.demo.judge import ServerSeen, Verdict, Writes
 from pooler.demo.ledgerwatch import Seen, lives
 from pooler.demo.parts import BATCH, CONSOLE, DBNAME, PASSWORDS, PERMITS, SHOP, WORKERS, Parts
+from pooler.demo.postgres import Server
 from pooler.demo.run import AROUND_SECONDS, TRANSACTIONS_MIN, Told
 from pooler.demo.serverlog import refusals_from_log, sessions_from_log
 
 WRITES_AROUND_DRAIN_MIN = 300
 STATISTICS_SECONDS = 12.0  # an idle session reports its counts after ten seconds
 FUNCTIONS = {"shop": (schema.LOOKUP, schema.WRITE), "batch": (schema.REPORT,)}
+POOLED = ("sv_active", "sv_idle", "sv_used", "sv_tested")
 RELEASED_EVENT = "session_permit_released"
 
 
@@ -56,22 +59,21 @@ class Evidence:
         self.outcome = Outcome()
 
     def living(self) -> None:
-        """The audit; and ledger, server and pools agree on what is open now."""
-        with self.parts.parked[1].away():
+        """The audit; and ledger, servers and pools agree on what is open now."""
+        held = [each for each in self.parts.watch.now().values()
+                if each.state is SessionState.OPEN and each.kind is Kind.MAIN]
+        by_pool = Counter(f"{each.user}@{each.dbname}" for each in held)
+        self._add(judge.judge_leaks(by_pool, self._pooled()))
+        with self.parts.parked[0].away(), self.parts.parked[1].away():
             audit = self.parts.fleet.command("ledger", "audit", self.parts.ledger)
-            rows = self.parts.standby.execute(sql.SQL(
-                "SELECT count(*) FROM pg_stat_activity WHERE usename IN ({}, {})").format(
-                    sql.Literal(SHOP), sql.Literal(BATCH)))
+            sessions = sum(_sessions_at(server) for server in (self.parts.primary, self.parts.standby))
         said = (audit.stdout or audit.stderr).strip().splitlines()
         self._add(Verdict("audit", audit.returncode == 0,
                           f"exit {audit.returncode}; {said[-1] if said else 'nothing said'}"))
-        held = [each for each in self.parts.watch.now().values()
-                if each.state is SessionState.OPEN and each.kind is Kind.MAIN]
-        self._add(Verdict("ledger", rows[0][0] == len(held),
-                          f"{len(held)} OPEN permits in etcd, {rows[0][0]} sessions at the server"))
-        self._add(judge.judge_leaks([str(each.pid) for each in held], self._pooled_pids()))
+        self._add(Verdict("ledger", sessions == len(held),
+                          f"{len(held)} OPEN permits in etcd, {sessions} sessions at the servers"))
         self.outcome.figures["permits_open"] = len(held)
-        self.outcome.figures["server_sessions"] = rows[0][0]
+        self.outcome.figures["server_sessions"] = sessions
 
     def final(self, *, fleet_stopped: bool) -> Outcome:
         """All that is known once no session changes any more."""
@@ -100,13 +102,15 @@ class Evidence:
     def _add(self, verdict: Verdict) -> None:
         self.outcome.verdicts.append(verdict)
 
-    def _pooled_pids(self) -> list[str]:
-        """The server processes that the workers' pools list, asked over the console."""
+    def _pooled(self) -> dict[str, int]:
+        """How many sessions the workers' pools know, fleet-wide, asked over the console."""
         with RawClient("127.0.0.1", self.parts.fleet.ports.listen) as console:
             console.login(CONSOLE, PASSWORDS[CONSOLE], "pooler")
-            columns, rows = console.table("SHOW SERVERS")
-        pid = columns.index("remote_pid")
-        return [str(row[pid]) for row in rows]
+            columns, rows = console.table("SHOW POOLS")
+        found = Counter[str]()
+        for row in (dict(zip(columns, row, strict=True)) for row in rows):
+            found[f"{row['user']}@{row['database']}"] += sum(int(row[name] or 0) for name in POOLED)
+        return found
 
     def _seen(self, name: str, log: Path) -> ServerSeen:
         ours = (SHOP, BATCH)
@@ -173,6 +177,12 @@ class Evidence:
             "drain_seconds": round(self.told.drained.end - self.told.drained.start, 3)})
         self.outcome.timeline = sorted([*self.told.timeline, *permit_moves(
             history, killed.boot_id, killed.at, self.told.began)])
+
+
+def _sessions_at(server: Server) -> int:
+    ours = sql.SQL("SELECT count(*) FROM pg_stat_activity WHERE usename IN ({}, {})")
+    [(count,)] = server.execute(ours.format(sql.Literal(SHOP), sql.Literal(BATCH)))
+    return int(count)
 
 
 def permit_moves(

@@ -137,11 +137,13 @@ def judge_fate(fate: Fate) -> Verdict:
     return Verdict("kill", whole and sum(fate.proofs.values()) >= fate.permits, text)
 
 
-def judge_leaks(open_permits: Collection[str], pooled: Collection[str]) -> Verdict:
-    """Every OPEN permit is in a pool of its worker."""
-    leaked = sorted(set(open_permits) - set(pooled))
-    text = f"{len(open_permits)} OPEN permits, {len(pooled)} sessions in pools, leaked {len(leaked)}"
-    return Verdict("leaks", not leaked, text + (f": {', '.join(leaked[:3])}" if leaked else ""))
+def judge_leaks(open_permits: Mapping[str, int], pooled: Mapping[str, int]) -> Verdict:
+    """Every OPEN permit is a session that its worker's pool still knows. Both by pool (user@database)."""
+    leaked = {pool: count - pooled.get(pool, 0) for pool, count in open_permits.items()
+              if count > pooled.get(pool, 0)}
+    text = (f"{sum(open_permits.values())} OPEN permits, {sum(pooled.values())} sessions in pools; leaked "
+            f"{sum(leaked.values())}")
+    return Verdict("leak", not leaked, text + "".join(f"; {pool} {count}" for pool, count in leaked.items()))
 
 
 def judge_volume(done: int, wanted: int, workers: int, wanted_workers: int) -> Verdict:

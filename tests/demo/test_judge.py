@@ -129,8 +129,9 @@ def test_a_killed_workers_permits_are_unknown_first_and_released_with_proof() ->
 
 
 def test_a_session_in_no_pool_is_a_leak() -> None:
-    assert judge.judge_leaks(["7", "8"], ["8", "7"]).held
-    assert not judge.judge_leaks(["7", "8"], ["8"]).held
+    assert judge.judge_leaks({"app@shop": 2}, {"app@shop": 2}).held
+    assert not judge.judge_leaks({"app@shop": 2}, {"app@shop": 1, "other@shop": 1}).held
+    assert not judge.judge_leaks({"app@shop": 1}, {}).held
 
 
 def test_little_work_or_an_idle_worker_proves_nothing() -> None:
