@@ -41,7 +41,8 @@ MOVES: dict[tuple[TicketState, TicketState], str] = {
     (_T.IN_TRANSACTION, _T.REQUEST_UNKNOWN): "its owner died",
     (_T.REQUEST_UNKNOWN, _T.REQUEST_RELEASED): "its session was proven gone",
 }
-ENDS = frozenset({_T.REQUEST_RELEASED, _T.CANCELLED, _T.QUEUE_EXPIRED, _T.REJECTED})
+ENDS = (_T.REQUEST_RELEASED, _T.CANCELLED, _T.QUEUE_EXPIRED, _T.REJECTED)
+_QUEUED, _IN_TRANSACTION, _RELEASED = _T.QUEUED, _T.IN_TRANSACTION, _T.REQUEST_RELEASED  # hot path
 
 
 class IllegalTicketMove(Exception):
@@ -74,32 +75,32 @@ class Ticket:
             raise IllegalTicketMove(f"{self.state} is not an end")
         self.queued_at = now
         self.deadline = deadline
-        self.state = TicketState.QUEUED
+        self.state = _QUEUED
 
     @property
     def waiting(self) -> bool:
         """Still in the queue."""
-        return self.state is TicketState.QUEUED
+        return self.state is _QUEUED
 
     def bind(self, session: Any) -> bool:
         """Give it this session. False if the ticket ended meanwhile: the session stays the caller's."""
-        if self.state is not TicketState.QUEUED:
+        if self.state is not _QUEUED:
             return False
-        # granted, checked out and bound in one step: nothing can come between without an await
-        self._move(TicketState.EXECUTION_GRANTED)
-        self._move(TicketState.CHECKING_OUT)
-        self._move(TicketState.IN_TRANSACTION)
+        # EXECUTION_GRANTED and CHECKING_OUT are passed through: nothing can come between without an await
+        self.state = _IN_TRANSACTION
         self.session = session
         return True
 
     def release(self) -> None:
         """The transaction is over and the session is no longer this ticket's."""
-        self._move(TicketState.REQUEST_RELEASED)
+        if self.state is not _IN_TRANSACTION:
+            self._move(TicketState.REQUEST_RELEASED)
+        self.state = _RELEASED
         self.session = None
 
     def end(self, state: TicketState) -> bool:
         """Leave the queue as CANCELLED, QUEUE_EXPIRED or REJECTED. False if it is no longer waiting."""
-        if self.state is not TicketState.QUEUED:
+        if self.state is not _QUEUED:
             return False
         self._move(state)
         return True

@@ -60,7 +60,7 @@ def replenish(pool: Pool) -> None:
     core = pool.core
     if pool.greeting is not None and not core.blocked and core.total < pool.plan.size_min:
         core.opening += 1
-        pool.start_opening()
+        pool.growth.start()
 
 
 def cancel_overdue_drain(pool: Pool, now: float) -> None:

@@ -18,13 +18,13 @@ import trio
 
 from coordinator.session_table import SessionTable
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import NoPermit, NotServing, PoolerError, WaitEnded
-from pooler.net.dial import DialFailed
+from pooler.errors import NotServing, PoolerError, WaitEnded
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
+from pooler.pool.growth import Growth
 from pooler.pool.ledger_view import LedgerView
-from pooler.pool.opener import OpenPlan, OpenSession, close_session, open_session, session_ended
+from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
 from pooler.relay.cancel import cancel_and_wait, cancel_for
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
 
 OPENING_MAX = 2  # connects in flight of one pool of one worker
-RETRY_FIRST_SECONDS = 0.25
-RESERVE_WAIT_SECONDS = 5.0
 CLOSE_TIMEOUT_SECONDS = 5.0
 LIFETIME_JITTER = 0.2
 
@@ -76,7 +74,6 @@ class Pool:
         self.function_residue = int(Residue.SUSPECT)
         self.apply_settings(plan)
         self.greeting: dict[bytes, bytes] | None = None
-        self.last_error: PoolerError | None = None
         self.clients: set[ClientConn] = set()
         self.received_bytes = self.sent_bytes = self.logins = 0
         self.transactions = self.queries = self.errors = self.assignments = 0
@@ -85,8 +82,7 @@ class Pool:
         self.waits = Histogram()
         self.transaction_times = Histogram()
         self.drain_at: float | None = None  # when what still runs under a draining epoch is cancelled
-        self._retry_seconds = 0.0
-        self._retry_at = 0.0
+        self.growth = Growth(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
         """At the making and at a reload."""
@@ -103,15 +99,22 @@ class Pool:
     # ---- asking and giving
 
     def request(self, ticket: Ticket) -> ServerConn | None:
-        """A session at once, or the ticket waits and will be called."""
+        """A session at once, or the ticket waits and will be called.
+
+        One that does not even wait then was refused at once: `last_error` says why; it is not called.
+        """
         session = self.core.request(ticket)
         self.assignments += 1
         if session is None:
-            if self.last_error is not None and monotonic() < self._retry_at:
-                ticket.end(TicketState.REJECTED)
-                ticket.refused(self.last_error)
+            if self.growth.refusal(monotonic()) is not None:
+                self.core.withdraw(ticket, TicketState.REJECTED)
             self.grow()
         return session
+
+    @property
+    def last_error(self) -> PoolerError | None:
+        """Why no session could be opened, while that holds."""
+        return self.growth.last_error
 
     def give(self, server: ServerConn, now: float) -> None:
         """A free, clean session comes back."""
@@ -134,8 +137,9 @@ class Pool:
         self.parts.tickets += 1
         return self.parts.tickets
 
-    def withdrawn(self, ticket: Ticket) -> None:
-        """A waiting ticket ended; the queue drops it when it comes to it."""
+    def withdraw(self, ticket: Ticket) -> bool:
+        """End a wait. False if the ticket does not wait: it has a session, or ended already."""
+        return self.core.withdraw(ticket, TicketState.CANCELLED)
 
     def cleanup(self, residue: int) -> tuple[tuple[bytes, ...], bool]:
         """What undoes this residue on a session, and whether that forgets its prepared statements."""
@@ -170,77 +174,16 @@ class Pool:
         """Start as many openings as the core wants."""
         for _ in range(self.core.openings_wanted()):
             self.core.opening += 1
-            self.start_opening()
-
-    def start_opening(self) -> None:
-        """An opening that the core has counted."""
-        self.parts.nursery.start_soon(self._open)
-
-    async def _open(self) -> None:
-        """Open one session, trying again as long as somebody waits for it."""
-        server: ServerConn | None = None
-        try:
-            while server is None and self._still_wanted():
-                await self._pause_after_failure()
-                if self._still_wanted():
-                    server = await self._try_open()
-        finally:
-            if server is None:
-                self.core.open_failed()
-        if server is not None and not self.core.opened(server, monotonic()):
-            self.retire(server, "opened for an epoch that is over")
-        self.grow()
-
-    def _still_wanted(self) -> bool:
-        return not self.core.blocked and (
-            self.core.count_waiting() > 0 or len(self.core.idle) + len(self.core.active) < self.plan.size_min)
-
-    async def _pause_after_failure(self) -> None:
-        wait = self._retry_at - monotonic()
-        if wait > 0:
-            await trio.sleep(wait)  # noqa: TID251 - the retry back-off is a time, not a fact
-
-    async def _try_open(self) -> ServerConn | None:
-        plan = self.plan
-        ask = OpenPlan(
-            db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=plan.size_max,
-            wait_seconds=RESERVE_WAIT_SECONDS,
-            connect_timeout_seconds=plan.settings.server_connect_timeout_seconds,
-        )
-        try:
-            opened = await open_session(self.parts.permits, ask)
-        except NoPermit as refused:
-            self._back_off(refused, permanent=False, at_once=RETRY_FIRST_SECONDS)
-            return None
-        except DialFailed as failed:
-            self._back_off(failed, permanent=failed.is_permanent)
-            return None
-        except PoolerError as failed:
-            self._back_off(failed, permanent=False)
-            return None
-        self.last_error, self._retry_seconds, self._retry_at = None, 0.0, 0.0
-        return self._adopt(opened)
-
-    def _back_off(self, error: PoolerError, *, permanent: bool, at_once: float = 0.0) -> None:
-        retry_max = self.plan.settings.server_login_retry_seconds
-        self._retry_seconds = min(retry_max, self._retry_seconds * 2 or RETRY_FIRST_SECONDS)
-        wait = at_once or (retry_max if permanent else self._retry_seconds)
-        self._retry_at = monotonic() + wait
-        if not isinstance(error, NoPermit):
-            log.warning(
-                Event.SESSION_OPEN_FAILED, database=self.plan.name, user=self.plan.user, reason=str(error))
-        if permanent:
-            self.last_error = error
-            self.refuse_waiting(error)
+            self.growth.start()
 
     def refuse_waiting(self, error: PoolerError) -> None:
         """Answer everybody who waits."""
-        waiting = [t for t in self.core.waiting if t.waiting]
-        for ticket in waiting:
+        for ticket in [t for t in self.core.waiting if t.waiting]:
             if ticket.end(TicketState.REJECTED):
                 ticket.refused(error)
 
-    def _adopt(self, opened: OpenSession) -> ServerConn:
+    def adopt(self, opened: OpenSession) -> ServerConn:
+        """A session that was opened for this pool enters the reactor."""
         parts = self.parts
         if self.greeting is None:
             self.greeting = dict(opened.parameters)
@@ -326,8 +269,7 @@ class Pool:
             if view.epoch:
                 log.info(Event.EPOCH_CHANGED, database=self.plan.name, epoch=view.epoch, serving=view.serving)
             self.drain_at = None if view.serving else monotonic() + view.drain_timeout_seconds
-            self._retry_at = 0.0
-            self.last_error = None
+            self.growth.forget()
             self._drop_unusable()
         self.wake()
 
@@ -388,12 +330,12 @@ class Pool:
         if server is not None:
             client.bind(server)
         try:
+            if server is None and not ticket.waiting:
+                raise self.last_error or NotServing("no session can be had")
             await client.bound()  # may raise Cancelled even if the ticket was granted meanwhile
             yield client
         finally:
-            if ticket.end(TicketState.CANCELLED):
-                self.withdrawn(ticket)
-            else:
+            if not self.withdraw(ticket):
                 client.give_back()
 
     async def greeting_parameters(self, timeout_seconds: float) -> dict[bytes, bytes]:
@@ -416,6 +358,7 @@ class Pool:
     def _why(self) -> str:
         if self.core.paused:
             return " (paused)"
-        return f" ({self.last_error})" if self.last_error is not None else ""
+        error = self.growth.last_error
+        return f" ({error})" if error is not None else ""
 
 

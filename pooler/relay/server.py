@@ -14,6 +14,7 @@ from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pooler.net.stream import ended_in_order
 from pooler.relay import owed as o
 from pooler.relay.answers import HELD_BYTES_MAX, pass_answers
 from pooler.relay.reactor import QUIET, READ, WRITE, Reactor
@@ -164,7 +165,7 @@ class ServerConn:
             self.lost(orderly=False)
             return
         if not data:
-            self.lost(orderly=True)
+            self.lost(orderly=ended_in_order(self.sock))  # a reset may have been told to somebody else
             return
         self.pool.sent_bytes += len(data)
         if self.held:

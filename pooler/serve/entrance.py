@@ -24,6 +24,7 @@ from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.serve.registry import Registry
 from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
+from pooler.wire.messages import text
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.startup import CancelAsked, Replication
 
@@ -152,7 +153,7 @@ class Entrance:
         given = {**asked.options, **asked.parameters}
         try:
             return base.with_startup({
-                name.encode(): value.encode()
+                text(name): text(value)
                 for name, value in given.items() if name.lower() not in ignored})
         except ValueError as fault:
             raise LoginRefused(f"unsupported startup parameter: {fault}", "08P01") from None

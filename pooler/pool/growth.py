@@ -1,0 +1,102 @@
+"""How a pool opens sessions: one task each, trying again with back-off as long as somebody waits for it."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from pooler.errors import NoPermit, PoolerError
+from pooler.net.dial import DialFailed
+from pooler.observe.events import Event
+from pooler.pool.opener import OpenPlan, open_session
+
+if TYPE_CHECKING:
+    from pooler.pool.pool import Pool
+    from pooler.relay.server import ServerConn
+
+RETRY_FIRST_SECONDS = 0.25
+RESERVE_WAIT_SECONDS = 5.0
+
+log = structlog.get_logger()
+
+
+class Growth:
+    """The openings of one pool, and what is known of why they fail."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.last_error: PoolerError | None = None  # why nothing could be opened, while that holds
+        self._permanent = False  # trying again soon is of no use: waiters are answered at once
+        self._retry_seconds = 0.0
+        self._retry_at = 0.0
+
+    def start(self) -> None:
+        """An opening that the core has counted."""
+        self._pool.parts.nursery.start_soon(self._open)
+
+    def refusal(self, now: float) -> PoolerError | None:
+        """What to answer a new ticket with at once: a login that the server refused for good just now."""
+        return self.last_error if self._permanent and now < self._retry_at else None
+
+    def forget(self) -> None:
+        """Another backend serves now."""
+        self.last_error, self._permanent = None, False
+        self._retry_seconds = self._retry_at = 0.0
+
+    async def _open(self) -> None:
+        pool = self._pool
+        server: ServerConn | None = None
+        try:
+            while server is None and self._still_wanted():
+                await self._wait_out_failure()
+                if self._still_wanted():
+                    server = await self._try_open()
+        finally:
+            if server is None:
+                pool.core.open_failed()
+        if server is not None and not pool.core.opened(server, monotonic()):
+            pool.retire(server, "opened for an epoch that is over, or not needed any more")
+        pool.grow()
+
+    def _still_wanted(self) -> bool:
+        core = self._pool.core
+        in_use = len(core.idle) + len(core.active)
+        return not core.blocked and (core.count_waiting() > 0 or in_use < self._pool.plan.size_min)
+
+    async def _wait_out_failure(self) -> None:
+        wait = self._retry_at - monotonic()
+        if wait > 0:
+            await trio.sleep(wait)  # noqa: TID251 - the retry back-off is a time, not a fact
+
+    async def _try_open(self) -> ServerConn | None:
+        plan = self._pool.plan
+        ask = OpenPlan(
+            db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=plan.size_max,
+            wait_seconds=RESERVE_WAIT_SECONDS,
+            connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
+        )
+        try:
+            opened = await open_session(self._pool.parts.permits, ask)
+        except NoPermit as refused:
+            self.last_error = refused
+            self._retry_at = monotonic() + RETRY_FIRST_SECONDS
+            return None
+        except PoolerError as failed:
+            self._back_off(failed, isinstance(failed, DialFailed) and failed.is_permanent)
+            return None
+        self.forget()
+        return self._pool.adopt(opened)
+
+    def _back_off(self, error: PoolerError, permanent: bool) -> None:
+        """Temporary failures: 250 ms doubling to server_login_retry; permanent ones: that pause at once."""
+        plan = self._pool.plan
+        retry_max = plan.settings.server_login_retry_seconds
+        self._retry_seconds = min(retry_max, self._retry_seconds * 2 or RETRY_FIRST_SECONDS)
+        self._retry_at = monotonic() + (retry_max if permanent else self._retry_seconds)
+        self.last_error, self._permanent = error, permanent
+        log.warning(Event.SESSION_OPEN_FAILED, database=plan.name, user=plan.user, reason=str(error))
+        if permanent:
+            self._pool.refuse_waiting(error)
