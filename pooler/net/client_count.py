@@ -1,7 +1,7 @@
 """How many clients the workers of this host have, counted together without asking anybody.
 
-A shared file has one counter for each worker process; a process owns its counter by a lock on that part of the
-file, which the kernel lets go when the process ends, however it ends. Adding first and looking at the sum
+A shared file has one counter for each worker process; a process owns its counter by a lock on that part of
+the file, which the kernel lets go when the process ends, however it ends. Adding first and looking at the sum
 afterwards keeps the limit: two that meet at the last place may both be refused, never both be let in.
 """
 
