@@ -70,6 +70,10 @@ class Eyes(Protocol):
         """pg_terminate_backend for exactly that session, as one statement. Raises LookFailed."""
         ...
 
+    async def close(self, *addresses: str) -> None:
+        """Gives the sessions at these nodes (none named: at all) back."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Door:
@@ -143,7 +147,7 @@ class Looker:
             return bool(row and row[0])
 
     async def close(self, *addresses: str) -> None:
-        """Gives the connections to these nodes (none named: to all) back."""
+        """See Eyes.close."""
         for address in addresses or tuple(self._nodes):
             async with self._locks.setdefault(address, trio.Lock()):
                 await self._drop(address)

@@ -43,6 +43,7 @@ from coordinator.store.api import (
 from coordinator.view import Views
 
 PACE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0)  # after an event; then each lease TTL
+CLOSE_TIMEOUT_SECONDS = 3.0
 SETTLE_SECONDS = 0.05  # events come in flocks: one pass for all of them
 
 _log = structlog.get_logger("coordinator.reconcile")
@@ -77,7 +78,14 @@ class Reconciler:
         self._event.set()
 
     async def lead(self, fence: Compare) -> None:
-        """Passes for as long as this coordinator leads."""
+        """Passes for as long as this coordinator leads; its sessions at the servers end with that."""
+        try:
+            await self._lead(fence)
+        finally:
+            with trio.move_on_after(CLOSE_TIMEOUT_SECONDS, shield=True):
+                await self._eyes.close()
+
+    async def _lead(self, fence: Compare) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             step = 0
@@ -112,10 +120,10 @@ class Reconciler:
         snapshot = await ledger.snapshot()
         if ledger.lost or self._views.views[db].lost or snapshot.head is None:
             return 0  # nothing that is missing there proves anything
-        await self._mark_orphans(db, snapshot)
         if snapshot.epoch is not None and snapshot.epoch.state is EpochState.DRAINING:
             await self._revive_epoch(db, fence)
-        snapshot = await ledger.snapshot()
+        if await self._mark_orphans(db, snapshot):
+            snapshot = await ledger.snapshot()
         cases = unknown_cases(snapshot)
         self._first[db].keep_only(cases, self._clock_us())
         unproven = await self._look_up(db, snapshot, cases) if cases else 0
@@ -128,10 +136,11 @@ class Reconciler:
 
     # ---- owners that are gone
 
-    async def _mark_orphans(self, db: str, snapshot: LedgerSnapshot) -> None:
+    async def _mark_orphans(self, db: str, snapshot: LedgerSnapshot) -> bool:
+        """Whether there were any."""
         found = orphans(snapshot)
         if not found:
-            return
+            return False
         activities = inspect.read_activities(Path(self._spec.run_dir))
         for session in found:
             doing = activities.get((db, session.permit))
@@ -141,6 +150,7 @@ class Reconciler:
                 _log.warning(Event.PERMIT_UNKNOWN, database=db, permit=str(session.permit),
                              owner=session.owner, was=str(session.state), pid=session.pid, ticket=ticket)
                 self._tell(self.on_unknown, db, outcome.session)
+        return True
 
     async def _revive_epoch(self, db: str, fence: Compare) -> None:
         """A drain whose command died: its lease took its key away, so the old epoch grants again."""

@@ -8,191 +8,27 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
+import signal
 import socket
 import sys
-import time
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import structlog
 import trio
 
-from coordinator import inspect
-from coordinator.election import Election, Leader
 from coordinator.etcd_process import EtcdMissing, EtcdProcess, find_etcd, version_warning
 from coordinator.events import Event
-from coordinator.founding import Founder
-from coordinator.granting import Granting
-from coordinator.http import Figures, serve_http
-from coordinator.ledger.keys import FleetKeys
-from coordinator.ledger.ledger import Ledger
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.looks import Door, Looker, LookFailed
-from coordinator.reconcile import Reconciler
-from coordinator.registry import Registry, read_kernel_boot_id
-from coordinator.remembered import Remembered
-from coordinator.serve_workers import WorkerServer
+from coordinator.parts import Coordinator
 from coordinator.spec import CoordinatorSpec, SpecFault
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.store.etcd import Tls, open_etcd
-from coordinator.view import View, Views
-
-FOUNDING_INTERVAL_SECONDS = 1.0
-STOP_TIMEOUT_SECONDS = 3.0
-SOCKET_BACKLOG = 128
 
 _log = structlog.get_logger("coordinator")
-
-
-def now_us() -> int:
-    """The wall clock, as stored in records: shown, never compared."""
-    return time.time_ns() // 1000
-
-
-class Coordinator:
-    """The parts of one coordinator over one store, and the nursery they live in."""
-
-    def __init__(self, spec: CoordinatorSpec, store: Store, looker: Looker) -> None:
-        self.spec = spec
-        self.store = store
-        self.looker = looker
-        self.keys = FleetKeys(spec.prefix, spec.fleet)
-        remembered = Remembered(Path(spec.run_dir))
-        databases = spec.ledgers()
-        self.ledgers = {
-            db: Ledger(store, self.keys.db(db), self.keys, now_us, home=zlib.crc32(spec.host.encode()),
-                       seen=remembered.seen(db))
-            for db in databases
-        }
-        self.views = Views(store, self.keys, databases, remembered, ttl_seconds=spec.lease_ttl_seconds)
-        self.registry = Registry(
-            store, self.keys, databases, host=spec.host, machine_id=spec.machine_id,
-            kernel_boot_id=read_kernel_boot_id(), ttl_seconds=spec.lease_ttl_seconds, now_us=now_us)
-        self.granting = Granting(store, self.views, self.ledgers, self.registry, host=spec.host)
-        self.workers = WorkerServer(
-            store, self.views, self.ledgers, self.registry, self.granting, host=spec.host,
-            ttl_seconds=spec.lease_ttl_seconds, rows=self.rows)
-        self.founder = Founder(store, self.keys, databases, looker)
-        self.election = Election(
-            store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
-        self.reconciler = Reconciler(
-            store, self.keys, self.ledgers, self.views, looker, spec=spec, now_us=now_us)
-        self.reconciler.on_unknown.append(lambda db, s: self.workers.tell_owner(db, s, "permit_unknown"))
-        self.reconciler.on_released.append(lambda db, _: self.granting.stir(db))
-        self._incomplete = trio.Event()
-        self.views.on_change.append(self._seen)
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until cancelled; `started` when workers can connect."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.views.run)
-            nursery.start_soon(self._found)
-            nursery.start_soon(self.granting.run)
-            nursery.start_soon(self.election.run, self.reconciler.lead)
-            await nursery.start(self._serve_socket)
-            if self.spec.http_fd is not None:
-                nursery.start_soon(serve_http, self.spec.http_fd, self)
-            task_status.started()
-
-    async def worker_exited(self, args: Args) -> Args:
-        """The supervisor saw a process end: in etcd before this answers."""
-        await self.registry.bury(args["boot_id"], args["how"], args["at_us"])
-        self.reconciler.stir()
-        return {}
-
-    async def status(self, args: Args) -> Args:
-        """Figures for `fleet status`."""
-        return {
-            "leader": self.election.leading,
-            "workers": len(self.registry.linked()),
-            "waiting": self.granting.waiting(),
-            "ledgers": {db: {"state": view.state, "reachable": view.reachable,
-                             "epoch": view.epoch.number if view.epoch else 0}
-                        for db, view in self.views.views.items()},
-        }
-
-    # ---- what is shown of it
-
-    def views_now(self) -> dict[str, View]:
-        """Every ledger as it was last read."""
-        return self.views.views
-
-    def figures(self) -> Figures:
-        """Numbers of this moment."""
-        now = now_us()
-        return Figures(
-            leading=self.election.leading, workers_linked=len(self.registry.linked()),
-            waiting=self.granting.waiting(), released=self.reconciler.released,
-            unknown_age_seconds={db: (now - since) / 1_000_000 if since else 0.0
-                                 for db, since in self.reconciler.unknown_since_us.items()},
-            requests=getattr(self.store, "requests", {}),
-        )
-
-    async def rows(self) -> list[dict[str, Any]]:
-        """Every permit of every ledger. Raises StoreUnavailable."""
-        activities = inspect.read_activities(Path(self.spec.run_dir))
-        rows = []
-        for db, ledger in self.ledgers.items():
-            rows += inspect.session_rows(
-                db, await ledger.snapshot(), activities, now_us(), self.reconciler.awaiting[db])
-        return rows
-
-    async def sums(self) -> list[dict[str, Any]]:
-        """Each ledger in figures. Raises StoreUnavailable."""
-        activities = inspect.read_activities(Path(self.spec.run_dir))
-        sums = []
-        for db, ledger in self.ledgers.items():
-            snapshot = await ledger.snapshot()
-            rows = inspect.session_rows(db, snapshot, activities, now_us(), self.reconciler.awaiting[db])
-            found = inspect.sum_up(snapshot, rows)
-            sums.append({"database": db, "line": found.line(), **asdict(found)})
-        return sums
-
-    def _seen(self, view: View) -> None:
-        if view.reachable and not view.complete:
-            self._incomplete.set()
-
-    async def _found(self) -> None:
-        """Until every ledger is complete, and again whenever one is found to lack something."""
-        while True:
-            await self._incomplete.wait()
-            self._incomplete = trio.Event()
-            for view in tuple(self.views.views.values()):
-                try:
-                    if await self.founder.found(view):
-                        self.views.hint()
-                except (StoreUnavailable, StoreUnknown):
-                    pass
-            await trio.sleep(FOUNDING_INTERVAL_SECONDS)  # noqa: TID251 - servers tell nobody when they are up
-            if any(view.reachable and not view.complete for view in self.views.views.values()):
-                self._incomplete.set()
-            elif not self.election.leading:
-                await self.looker.close()
-
-    async def _serve_socket(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with trio.open_nursery() as nursery:
-            listener = trio.SocketListener(_bind(self.spec.socket))
-            nursery.start_soon(trio.serve_listeners, self.workers.serve, [listener])
-            task_status.started()
-
-
-def _bind(path: str) -> trio.socket.SocketType:
-    """The unix socket, mode 0600; a left-over one of a dead coordinator is replaced at once."""
-    scratch = f"{path}.{os.getpid()}"
-    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        raw.bind(scratch)
-    finally:
-        os.umask(before)
-    raw.listen(SOCKET_BACKLOG)
-    os.replace(scratch, path)
-    return trio.socket.from_stdlib_socket(raw)
 
 
 def make_looker(spec: CoordinatorSpec, tag_of: Callable[[str], str], *, name: str = "command") -> Looker:
@@ -269,6 +105,7 @@ class Service:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
             nursery.start_soon(self._stop_when_lost, link)
+            nursery.start_soon(self._stop_on_signal)
             try:
                 spec = CoordinatorSpec.parse(await link.call("spec"))
                 await self._serve(spec, link)
@@ -283,6 +120,13 @@ class Service:
     async def _stop_when_lost(self, link: Link) -> None:
         await link.lost.wait()
         self._stopping.set()
+
+    async def _stop_on_signal(self) -> None:
+        """SIGTERM stops; SIGINT is the supervisor's to hear (a terminal sends it to all of us)."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                if number == signal.SIGTERM:
+                    self._stopping.set()
 
     async def _serve(self, spec: CoordinatorSpec, link: Link) -> None:
         async with open_store(spec) as store:

@@ -97,6 +97,7 @@ class Views:
         self._remembered = remembered
         self._ttl = ttl_seconds
         self._answers: bool | None = None  # None: not known yet
+        self._read_once = trio.Event()
         self._hint = trio.Event()
         self._policies: dict[bytes, Policy | None] = {}
         self.views = {db: View(db) for db in databases}
@@ -142,6 +143,7 @@ class Views:
             _log.info(Event.LEDGER_REACHABLE)
         self._answers = True
         self.good_read_at = sent
+        self._read_once.set()
         self._remembered.save({db: access.seen for db, access in self._access.items()})
         return True
 
@@ -204,6 +206,7 @@ class Views:
             listener(view)
 
     async def _watch(self, prefix: str) -> None:
+        await self._read_once.wait()
         while True:
             after = min((view.revision for view in self.views.values()), default=0)
             try:

@@ -69,18 +69,19 @@ class Supervisor:
             await self.ready.wait()
 
 
-def _start(run_dir: Path, link: socket.socket) -> subprocess.Popen[bytes]:
-    with open(run_dir / "coordinator.log", "ab") as log:
+def _start(spec: dict[str, Any], link: socket.socket) -> subprocess.Popen[bytes]:
+    inherited = [link.fileno(), *([spec["http_fd"]] if spec["http_fd"] else [])]
+    with open(Path(spec["run_dir"]) / "coordinator.log", "ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "coordinator.service", "--link-fd", str(link.fileno())],
-            pass_fds=[link.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
 
 @asynccontextmanager
 async def coordinator(spec: dict[str, Any]) -> AsyncIterator[Supervisor]:
     """A running `python -m coordinator.service`; ended by the end of its supervisor's link."""
     ours, theirs = socket.socketpair()
-    process = _start(Path(spec["run_dir"]), theirs)
+    process = _start(spec, theirs)
     theirs.close()
     ready = trio.Event()
 

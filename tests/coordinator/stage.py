@@ -76,6 +76,9 @@ class FakeEyes:
         self.terminated.append(pid)
         return True
 
+    async def close(self, *addresses: str) -> None:
+        await trio.lowlevel.checkpoint()
+
 
 def row(pid: int, start_us: int, name: str = "") -> Row:
     return Row(pid, start_us, "app", "app", name, "idle", "client backend")

@@ -48,7 +48,7 @@ async def test_the_ticket_that_was_running_is_noted_from_the_dead_workers_table(
     async with stage(tmp_path) as on:
         on.eyes.server.rows = [row(42, 5_000)]
         permit = await hold(on)
-        table = SessionTable.create(tmp_path, "dead", 1)
+        table = SessionTable.create(tmp_path, "dead")
         table.take(DB, permit, 42).busy(77, encode_who("acme", "batch", "10.0.0.9"), 1)
         table.close()
         await on.reconcile()
@@ -171,7 +171,7 @@ async def test_the_record_of_a_death_goes_with_the_last_permit_and_so_does_the_t
         on.eyes.server.rows = [row(42, 5_000)]
         await hold(on)
         record_exit(on.keyspace, "dead")
-        SessionTable.create(tmp_path, "dead", 1).close()
+        SessionTable.create(tmp_path, "dead").close()
         fence = await leader_fence(on)
         await on.reconciler.reconcile(DB, fence)
         assert FLEET.worker_exit("dead") in on.keyspace.entries

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -206,3 +209,57 @@ async def test_an_embedded_etcd_keeps_its_data_and_ends_with_its_coordinator(
         await supervisor.serving()
         async with Worker().at(supervisor.socket_path) as worker:
             assert worker.ledgers[DB]["tag"] == tag
+
+
+async def test_its_pages_show_health_readiness_metrics_and_the_ledger(spec: dict[str, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        async with coordinator(spec | {"http_fd": listening.fileno()}) as supervisor:
+            await supervisor.serving()
+            async with Worker().at(supervisor.socket_path) as worker:
+                await worker.reserve()
+                assert await get(port, "/healthz") == (200, "alive\n")
+                assert await get(port, "/readyz") == (200, "ready\n")
+                _, metrics = await get(port, "/metrics")
+                state = f'{{database="{DB}",kind="main",state="SESSION_RESERVED"}}'
+                assert f"pooler_session_permits{state} 1.0" in metrics
+                assert "pooler_coordinator_leader 1.0" in metrics
+                assert "pooler_etcd_requests_total{kind=" in metrics
+                _, ledger = await get(port, "/api/ledger")
+                shown = json.loads(ledger)
+                assert shown["ledgers"][0]["line"] == "4 slots: 1 reserved, 3 free; reserve 0/0; epoch 1"
+                assert shown["sessions"][0]["owner"] == worker.boot_id
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    """(status, body)."""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        async for part in stream:
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+async def test_it_stops_on_the_supervisors_word_and_on_sigterm(spec: dict[str, Any]) -> None:
+    for stop in ("call", "signal"):
+        async with coordinator(spec) as supervisor:
+            await supervisor.serving()
+            if stop == "call":
+                assert await supervisor.link.call("stop") == {}
+            else:
+                supervisor.process.send_signal(signal.SIGINT)  # a terminal's: not for us
+                assert (await supervisor.link.call("status"))["workers"] == 0
+                supervisor.process.terminate()
+            with trio.fail_after(10):
+                assert await trio.to_thread.run_sync(supervisor.process.wait) == 0
+
+
+async def test_a_specification_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, hosts=["127.0.0.1:1"], endpoints=["127.0.0.1:1"])
+    del spec["lease_ttl_seconds"]
+    async with coordinator(spec) as supervisor:
+        with trio.fail_after(10):
+            assert await trio.to_thread.run_sync(supervisor.process.wait) == 2
+    assert "lacks 'lease_ttl_seconds'" in log_events(tmp_path)[-1]["why"]

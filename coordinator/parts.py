@@ -1,0 +1,198 @@
+"""The parts of one coordinator over one store, and the nursery they live in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from coordinator import inspect
+from coordinator.election import Election, Leader
+from coordinator.founding import Founder
+from coordinator.granting import Granting
+from coordinator.http import Figures, serve_http
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.ledger import Ledger
+from coordinator.link import Args
+from coordinator.looks import Eyes
+from coordinator.reconcile import Reconciler
+from coordinator.registry import Registry, read_kernel_boot_id
+from coordinator.remembered import Remembered
+from coordinator.serve_workers import WorkerServer
+from coordinator.spec import CoordinatorSpec
+from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
+from coordinator.view import View, Views
+
+FOUNDING_INTERVAL_SECONDS = 1.0
+SWEEP_INTERVAL_SECONDS = 30.0
+SOCKET_BACKLOG = 128
+
+
+def now_us() -> int:
+    """The wall clock, as stored in records: shown, never compared."""
+    return time.time_ns() // 1000
+
+
+class Coordinator:
+    """The parts of one coordinator over one store, and the nursery they live in."""
+
+    def __init__(self, spec: CoordinatorSpec, store: Store, looker: Eyes) -> None:
+        self.spec = spec
+        self.store = store
+        self.looker = looker
+        self.keys = FleetKeys(spec.prefix, spec.fleet)
+        remembered = Remembered(Path(spec.run_dir))
+        databases = spec.ledgers()
+        self.ledgers = {
+            db: Ledger(store, self.keys.db(db), self.keys, now_us, home=zlib.crc32(spec.host.encode()),
+                       seen=remembered.seen(db))
+            for db in databases
+        }
+        self.views = Views(store, self.keys, databases, remembered, ttl_seconds=spec.lease_ttl_seconds)
+        self.registry = Registry(
+            store, self.keys, databases, host=spec.host, machine_id=spec.machine_id,
+            kernel_boot_id=read_kernel_boot_id(), ttl_seconds=spec.lease_ttl_seconds, now_us=now_us)
+        self.granting = Granting(store, self.views, self.ledgers, self.registry, host=spec.host)
+        self.workers = WorkerServer(
+            store, self.views, self.ledgers, self.registry, self.granting, host=spec.host,
+            ttl_seconds=spec.lease_ttl_seconds, rows=self.rows)
+        self.founder = Founder(store, self.keys, databases, looker)
+        self.election = Election(
+            store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
+        self.reconciler = Reconciler(
+            store, self.keys, self.ledgers, self.views, looker, spec=spec, now_us=now_us)
+        self.reconciler.on_unknown.append(lambda db, s: self.workers.tell_owner(db, s, "permit_unknown"))
+        self.reconciler.on_released.append(lambda db, _: self.granting.stir(db))
+        self._incomplete = trio.Event()
+        self.views.on_change.append(self._seen)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves until cancelled; `started` when workers can connect."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.views.run)
+            nursery.start_soon(self._found)
+            nursery.start_soon(self.granting.run)
+            nursery.start_soon(self.election.run, self.reconciler.lead)
+            nursery.start_soon(self._sweep_tables)
+            await nursery.start(self._serve_socket)
+            if self.spec.http_fd is not None:
+                nursery.start_soon(serve_http, self.spec.http_fd, self)
+            task_status.started()
+
+    async def worker_exited(self, args: Args) -> Args:
+        """The supervisor saw a process end: in etcd before this answers."""
+        await self.registry.bury(args["boot_id"], args["how"], args["at_us"])
+        self.reconciler.stir()
+        return {}
+
+    async def status(self, args: Args) -> Args:
+        """Figures for `fleet status`."""
+        return {
+            "leader": self.election.leading,
+            "workers": len(self.registry.linked()),
+            "waiting": self.granting.waiting(),
+            "ledgers": {db: {"state": view.state, "reachable": view.reachable,
+                             "epoch": view.epoch.number if view.epoch else 0}
+                        for db, view in self.views.views.items()},
+        }
+
+    # ---- what is shown of it
+
+    def views_now(self) -> dict[str, View]:
+        """Every ledger as it was last read."""
+        return self.views.views
+
+    def figures(self) -> Figures:
+        """Numbers of this moment."""
+        now = now_us()
+        return Figures(
+            leading=self.election.leading, workers_linked=len(self.registry.linked()),
+            waiting=self.granting.waiting(), released=self.reconciler.released,
+            unknown_age_seconds={db: (now - since) / 1_000_000 if since else 0.0
+                                 for db, since in self.reconciler.unknown_since_us.items()},
+            requests=getattr(self.store, "requests", {}),
+        )
+
+    async def rows(self) -> list[dict[str, Any]]:
+        """Every permit of every ledger. Raises StoreUnavailable."""
+        activities = inspect.read_activities(Path(self.spec.run_dir))
+        rows = []
+        for db, ledger in self.ledgers.items():
+            rows += inspect.session_rows(
+                db, await ledger.snapshot(), activities, now_us(), self.reconciler.awaiting[db])
+        return rows
+
+    async def sums(self) -> list[dict[str, Any]]:
+        """Each ledger in figures. Raises StoreUnavailable."""
+        activities = inspect.read_activities(Path(self.spec.run_dir))
+        sums = []
+        for db, ledger in self.ledgers.items():
+            snapshot = await ledger.snapshot()
+            rows = inspect.session_rows(db, snapshot, activities, now_us(), self.reconciler.awaiting[db])
+            found = inspect.sum_up(snapshot, rows)
+            sums.append({"database": db, "line": found.line(), **asdict(found)})
+        return sums
+
+    def _seen(self, view: View) -> None:
+        if view.reachable and not view.complete:
+            self._incomplete.set()
+
+    async def _found(self) -> None:
+        """Until every ledger is complete, and again whenever one is found to lack something."""
+        while True:
+            await self._incomplete.wait()
+            self._incomplete = trio.Event()
+            for view in tuple(self.views.views.values()):
+                try:
+                    if await self.founder.found(view):
+                        self.views.hint()
+                except (StoreUnavailable, StoreUnknown):
+                    pass
+            await trio.sleep(FOUNDING_INTERVAL_SECONDS)  # noqa: TID251 - servers tell nobody when they are up
+            if any(view.reachable and not view.complete for view in self.views.views.values()):
+                self._incomplete.set()
+            elif not self.election.leading:
+                await self.looker.close()
+
+    async def _sweep_tables(self) -> None:
+        """Session tables of this host's dead workers go when no permit of theirs is left."""
+        run_dir = Path(self.spec.run_dir)
+        while True:
+            await trio.sleep(SWEEP_INTERVAL_SECONDS)  # noqa: TID251 - housekeeping has no event
+            dead = set(inspect.tables_without_process(run_dir)) - self.registry.workers.keys()
+            try:
+                for ledger in self.ledgers.values() if dead else ():
+                    snapshot = await ledger.snapshot()
+                    dead -= {held.session.owner for held in snapshot.sessions} | snapshot.workers.keys()
+            except (StoreUnavailable, StoreUnknown, ValueError):
+                continue
+            for boot_id in dead:
+                inspect.remove_table(run_dir, boot_id)
+
+    async def _serve_socket(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            listener = trio.SocketListener(_bind(self.spec.socket))
+            nursery.start_soon(trio.serve_listeners, self.workers.serve, [listener])
+            task_status.started()
+
+
+def _bind(path: str) -> trio.socket.SocketType:
+    """The unix socket, mode 0600; a left-over one of a dead coordinator is replaced at once."""
+    scratch = f"{path}.{os.getpid()}"
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        raw.bind(scratch)
+    finally:
+        os.umask(before)
+    raw.listen(SOCKET_BACKLOG)
+    os.replace(scratch, path)
+    return trio.socket.from_stdlib_socket(raw)
+
+

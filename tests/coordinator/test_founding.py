@@ -1,0 +1,172 @@
+"""The first start of a ledger, and every start after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from coordinator.founding import Founder
+from coordinator.http import not_ready
+from coordinator.ledger.record import Alias
+from coordinator.policy import decode_policy
+from coordinator.remembered import Remembered
+from coordinator.spec import DatabaseSpec, Monitor
+from coordinator.store.memory import MemoryStore
+from coordinator.view import View, Views
+from tests.coordinator.parts import policy_text
+from tests.coordinator.stage import DB, FakeEyes, Server, row
+from tests.ledger.ground import BACKEND, FLEET, KEYS
+
+STANDBY = "127.0.0.1:5433"
+HOSTS = (STANDBY, BACKEND.address)
+
+
+GOOD = policy_text(db=DB)
+
+
+def database(policy: str | None = GOOD, role: str = "write", monitor: bool = True) -> DatabaseSpec:
+    login = Monitor("m", "p") if monitor else None
+    return DatabaseSpec(DB, "shop", "app", HOSTS, role, policy, login)
+
+
+class Start:
+    """A host that starts: its views, its founder and what it sees."""
+
+    def __init__(self, run_dir: Path, store: MemoryStore, *specs: DatabaseSpec) -> None:
+        self.eyes = FakeEyes()
+        self.eyes.servers[STANDBY] = Server(replace(BACKEND, in_recovery=True))
+        self.views = Views(store, FLEET, [DB], Remembered(run_dir), ttl_seconds=5.0)
+        self.founder = Founder(store, FLEET, {DB: specs}, self.eyes, now_us=lambda: 0)
+
+    async def run(self) -> View:
+        for _ in range(3):
+            await self.views.refresh()
+            await self.founder.found(self.views.views[DB])
+        await self.views.refresh()
+        return self.views.views[DB]
+
+
+async def test_a_first_start_makes_head_epoch_and_policy_at_the_primary(tmp_path: Path) -> None:
+    store = MemoryStore()
+    view = await Start(tmp_path, store, database()).run()
+    assert view.complete
+    assert view.epoch is not None
+    assert (view.epoch.number, view.epoch.backend) == (1, BACKEND)
+    assert view.head is not None
+    assert len(view.head.tag) == 8
+    assert (view.state, not_ready({DB: view})) == ("ACTIVE", [])
+    assert decode_policy(store.keyspace.entries[KEYS.policy(1)].value).server_session_permits == 4
+
+
+async def test_a_second_start_changes_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await Start(tmp_path, store, database()).run()
+    revision = store.keyspace.revision
+    with capture_logs() as logs:
+        await Start(tmp_path, store, database()).run()
+    assert store.keyspace.revision == revision
+    assert "policy_differs" not in [line["event"] for line in logs]
+
+
+async def test_a_policy_file_that_differs_is_reported_once_and_the_active_one_holds(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await Start(tmp_path, store, database()).run()
+    with capture_logs() as logs:
+        view = await Start(tmp_path, store, database(policy_text(9, db=DB))).run()
+    assert [line["event"] for line in logs].count("policy_differs") == 1
+    assert view.policy is not None
+    assert view.policy.server_session_permits == 4
+
+
+async def test_a_read_ledger_begins_at_a_standby_where_there_is_one(tmp_path: Path) -> None:
+    view = await Start(tmp_path, MemoryStore(), database(role="read")).run()
+    assert view.epoch is not None
+    assert view.epoch.backend.address == STANDBY
+
+
+@pytest.mark.parametrize(
+    ("spec", "missing", "why"),
+    [
+        (database(policy=None), "policy", "no policy file"),
+        (database(policy="schema: x"), "policy", "schema: 'x'"),
+        (database(policy=policy_text(db="other/write")), "policy", "the file is for 'other/write'"),
+    ],
+)
+async def test_what_is_missing_is_said_once_and_shown_by_readyz(
+    tmp_path: Path, spec: DatabaseSpec, missing: str, why: str
+) -> None:
+    with capture_logs() as logs:
+        view = await Start(tmp_path, MemoryStore(), spec).run()
+    assert not_ready({DB: view}) == [f"{DB}: no {missing} yet"]
+    assert [why in line["why"] for line in logs if line["event"] == "policy_refused"] == [True]
+
+
+async def test_without_a_primary_there_is_no_epoch_until_one_appears(tmp_path: Path) -> None:
+    store = MemoryStore()
+    start = Start(tmp_path, store, database())
+    start.eyes.server.unreachable = True
+    with capture_logs() as logs:
+        view = await start.run()
+    assert view.epoch is None
+    (said,) = [line["why"] for line in logs if line["event"] == "no_backend_found"]
+    assert "unreachable" in said
+    assert f"{STANDBY}: is in recovery" in said
+    start.eyes.server.unreachable = False
+    assert (await start.run()).complete
+
+
+async def test_without_a_monitor_the_first_host_is_taken_on_trust_with_a_warning(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        view = await Start(tmp_path, MemoryStore(), database(monitor=False)).run()
+    assert view.epoch is not None
+    assert view.epoch.backend.address == STANDBY
+    assert "on trust" in next(line["why"] for line in logs if line["event"] == "no_backend_found")
+
+
+async def test_sessions_that_were_there_before_the_ledger_are_named(tmp_path: Path) -> None:
+    start = Start(tmp_path, MemoryStore(), database())
+    start.eyes.server.rows = [row(1, 1), row(2, 2)]
+    with capture_logs() as logs:
+        await start.run()
+    (said,) = [line for line in logs if line["event"] == "ledger_strangers_at_start"]
+    assert said["sessions_by_role"] == {"app": 2}
+
+
+@pytest.mark.parametrize("loss", ["wiped", "rewound", "another"])
+async def test_a_ledger_that_is_not_the_one_seen_before_is_lost_also_after_a_restart(
+    tmp_path: Path, clock: MockClock, loss: str
+) -> None:
+    store = MemoryStore()
+    start = Start(tmp_path, store, database())
+    view = await start.run()
+    if loss == "wiped":
+        store.keyspace.entries.clear()
+    elif loss == "rewound":
+        store.keyspace.revision -= 2
+    else:
+        head = store.keyspace.entries[KEYS.ledger()]
+        assert view.head is not None
+        other = replace(view.head, incarnation="other").encode()
+        store.keyspace.entries[KEYS.ledger()] = replace(head, value=other)
+    for again in (start, Start(tmp_path, store, database())):
+        view = await again.run()
+        assert view.state == "LOST"
+        assert "lost" in not_ready({DB: view})[0]
+    assert (KEYS.ledger() in store.keyspace.entries) == (loss != "wiped")  # nobody founded it anew
+
+
+async def test_two_hosts_that_start_at_once_found_one_ledger(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    a, b = Start(tmp_path / "a", store, database()), Start(tmp_path / "b", store, database())
+    for start in (a, b):
+        await start.views.refresh()
+    assert await a.founder.found(a.views.views[DB])
+    await b.founder.found(b.views.views[DB])
+    assert (await a.run()).head == (await b.run()).head
+    assert Alias.decode(store.keyspace.entries[KEYS.alias()].value).active == 1

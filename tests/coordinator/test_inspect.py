@@ -1,0 +1,90 @@
+"""What people see of a ledger, and what an operator's word may free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from coordinator.inspect import read_activities, resolve, session_rows, sum_up
+from coordinator.ledger.record import Attestation, Permit
+from coordinator.ledger.states import SessionState
+from coordinator.session_table import SessionTable, encode_who
+from tests.coordinator.stage import DB, FakeEyes, Stage, row, stage
+from tests.ledger.ground import FLEET, KEYS, NOW_US, session
+
+
+async def hold(on: Stage, state: SessionState, slot: int, **changes: Any) -> Permit:
+    held = session(state, slot=slot, seat=slot, request_id=f"r{slot}", state_since_us=NOW_US - 42_000_000,
+                   **changes)
+    await on.put(KEYS.session(held.kind, slot), held.encode())
+    return held.permit
+
+
+async def free(
+    on: Stage, permit: Permit, eyes: FakeEyes | None, evidence: str = "node off"
+) -> tuple[bool, str]:
+    (done,) = await resolve(on.store, FLEET, on.ledger, [permit], who="root@a", evidence=evidence, eyes=eyes,
+                            now_us=lambda: NOW_US)
+    return done.freed, done.why
+
+
+async def test_unknown_permits_come_first_and_the_sum_line_counts_them(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        busy = await hold(on, SessionState.OPEN, 0)
+        idle = await hold(on, SessionState.OPEN, 1, pid=43)
+        await hold(on, SessionState.UNKNOWN, 2, pid=44)
+        table = SessionTable.create(tmp_path, "A")
+        table.take(DB, busy, 42).busy(7, encode_who("acme", "batch", "10.0.0.9"), 1)
+        table.take(DB, idle, 43).idle()
+        table.close()
+        snapshot = await on.ledger.snapshot()
+        rows = session_rows(DB, snapshot, read_activities(tmp_path), NOW_US)
+        assert [(each["slot"], each["state"]) for each in rows] == [
+            (2, "SESSION_UNKNOWN"), (0, "OPEN_BUSY"), (1, "OPEN_IDLE")]
+        assert (rows[1]["ticket"], rows[1]["tenant"], rows[0]["age_seconds"]) == ("7", "acme", 42.0)
+        assert sum_up(snapshot, rows).line() == (
+            "4 slots: 1 busy, 1 idle, 1 unknown (oldest unknown 42 s, waits for absent or restarted (pid 44)), "
+            "1 free; reserve 0/0; epoch 1")
+
+
+async def test_a_session_that_a_look_can_see_is_not_freed_on_anybodys_word(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        permit = await hold(on, SessionState.UNKNOWN, 0)
+        on.eyes.server.rows = [row(42, 5_000)]
+        assert await free(on, permit, on.eyes) == (False, "it can be seen at 127.0.0.1:5432: pid 42")
+        assert await on.states() == {0: "SESSION_UNKNOWN"}
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+async def test_an_attestation_frees_and_is_kept_with_its_evidence(
+    tmp_path: Path, clock: MockClock, reachable: bool
+) -> None:
+    async with stage(tmp_path) as on:
+        permit = await hold(on, SessionState.UNKNOWN, 0)
+        on.eyes.server.unreachable = not reachable
+        assert (await free(on, permit, on.eyes))[0]
+        assert await on.states() == {}
+        (entry,) = [e for key, e in on.keyspace.entries.items() if key.startswith(FLEET.operator(""))]
+        kept = Attestation.decode(entry.value)
+        assert (kept.who, kept.evidence) == ("root@a", "node off")
+        assert "main/0.7" in kept.what
+        assert not (await free(on, permit, on.eyes))[0]
+
+
+async def test_only_unknown_permits_are_resolved_and_only_with_evidence(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        permit = await hold(on, SessionState.OPEN, 0)
+        freed, why = await free(on, permit, None)
+        assert not freed
+        assert "OPEN" in why
+        with pytest.raises(ValueError, match="evidence"):
+            await free(on, permit, None, evidence=" ")
