@@ -18,6 +18,7 @@ import mmap
 import os
 import re
 import struct
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -30,7 +31,7 @@ SESSION_ROWS = 4096
 TICKET_ROWS = 1024
 READ_TRIES = 16
 
-_HEADER = struct.Struct("<8sHHIIIII64s")  # magic, schema, sizes: header, rows; pid; boot id
+_HEADER = struct.Struct("<8sHHIIIII64sq")  # magic, schema, sizes: header, rows; pid; boot id; clock offset
 _HEADER_BYTES = 128
 _IDENTITY = struct.Struct("<IBxxxIIQ128s")  # crc, kind, slot, pid, generation, database
 _WHO = struct.Struct("<I24s16s60s36s")  # crc, tenant, class, client, the client's own ticket name
@@ -69,7 +70,7 @@ class PermitIdentity(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """Whom a row served; empty when idle or torn."""
+    """Whom a row serves, in microseconds since 1970; empty when idle or torn."""
 
     activity: Activity
     ticket_id: int = 0
@@ -124,7 +125,8 @@ class Row:
         self._sequence = 0
 
     def busy(self, ticket_id: int, who: bytes, since_us: int) -> None:
-        """A ticket (id ≥ 1) got this session at `since_us` (> 0); `who` is from `encode_who`."""
+        """A ticket (id ≥ 1) got this session at `since_us` of the monotonic clock (> 0); `who` is from
+        `encode_who`."""
         self._sequence = n = self._sequence + 1
         self._pack(self._buffer, self._offset, n, _BUSY, 0, ticket_id, since_us, who, 0, n)
 
@@ -201,12 +203,17 @@ class SessionTable:
 
     @classmethod
     def create(
-        cls, run_dir: Path, boot_id: str, session_rows: int = SESSION_ROWS, ticket_rows: int = TICKET_ROWS
+        cls, run_dir: Path, boot_id: str, session_rows: int = SESSION_ROWS, ticket_rows: int = TICKET_ROWS,
+        *, clock_offset_us: int | None = None,
     ) -> Self:
-        """A new table, complete before it has its name. Raises OSError (a full disk among them: every page is
-        allocated here, because a hole that cannot be filled later would be SIGBUS), ValueError for a boot id
-        that is no file name.
+        """A new table, complete before it has its name. `clock_offset_us`: from the monotonic clock to the
+        time since 1970; None: as it is now.
+
+        Raises OSError (a full disk among them: every page is allocated here, because a hole that cannot be
+        filled later would be SIGBUS), ValueError for a boot id that is no file name.
         """
+        if clock_offset_us is None:
+            clock_offset_us = (time.time_ns() - time.monotonic_ns()) // 1000
         path = table_path(run_dir, boot_id)
         size = _HEADER_BYTES + session_rows * _SESSION_BYTES + ticket_rows * _TICKET_BYTES
         draft = path.with_suffix(".new")
@@ -220,7 +227,7 @@ class SessionTable:
         finally:
             os.close(descriptor)
         _HEADER.pack_into(buffer, 0, MAGIC, SCHEMA, _HEADER_BYTES, session_rows, _SESSION_BYTES,
-                          ticket_rows, _TICKET_BYTES, os.getpid(), boot_id.encode())
+                          ticket_rows, _TICKET_BYTES, os.getpid(), boot_id.encode(), clock_offset_us)
         table = cls(path, buffer, session_rows, ticket_rows)
         for index in range(ticket_rows):
             table._ticket(index).clear()  # a row of zeros is one whose writer was killed
@@ -329,7 +336,7 @@ class _Reader:
     def _read_header(self, path: Path) -> None:
         if len(self._map) < _HEADER_BYTES or self._map[:8] != MAGIC:
             raise TableUnreadable(f"{path} is not a session table")
-        _, schema, *sizes, pid, boot = _HEADER.unpack_from(self._map)
+        _, schema, *sizes, pid, boot, self._clock_offset_us = _HEADER.unpack_from(self._map)
         if schema != SCHEMA:
             raise TableUnreadable(f"{path} has schema {schema}, this version reads {SCHEMA}")
         self._sessions_at, self.session_rows, self._session_bytes = sizes[:3]
@@ -362,13 +369,13 @@ class _Reader:
         end = at + _ACTIVITY.size
         for _ in range(READ_TRIES):
             tail = self._map[end - 8 : end]
-            raw = self._map[at : end - 8] + tail
-            if tail == self._map[at : at + 8] and (doing := _decode_activity(raw)) is not None:
+            doing = _decode_activity(self._map[at : end - 8] + tail, self._clock_offset_us)
+            if tail == self._map[at : at + 8] and doing is not None:
                 return doing
         return Doing(Activity.TORN)
 
 
-def _decode_activity(raw: bytes) -> Doing | None:
+def _decode_activity(raw: bytes, clock_offset_us: int) -> Doing | None:
     """None if any part of it is missing."""
     head, state, _, ticket_id, since_us, who, _, tail = _ACTIVITY.unpack(raw)
     if head != tail or head == 0 or int.from_bytes(who[:4], "little") != crc32(who[4:]):
@@ -379,7 +386,7 @@ def _decode_activity(raw: bytes) -> Doing | None:
         return None
     _, tenant, class_, client, ticket_name = _WHO.unpack(who)
     texts = (_text(ticket_name), _text(tenant), _text(class_), _text(client))
-    return Doing(Activity.BUSY, ticket_id, *texts, since_us)
+    return Doing(Activity.BUSY, ticket_id, *texts, since_us + clock_offset_us)
 
 
 def _text(raw: bytes) -> str:

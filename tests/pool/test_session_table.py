@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ SINCE_US = 1_790_000_000_000_001
 
 @pytest.fixture
 def table(tmp_path: Path) -> SessionTable:
-    return SessionTable.create(tmp_path, "boot-1", session_rows=4, ticket_rows=2)
+    return SessionTable.create(tmp_path, "boot-1", session_rows=4, ticket_rows=2, clock_offset_us=0)
 
 
 def test_a_taken_row_is_read_back_idle_then_busy_then_idle_then_gone(table: SessionTable) -> None:
@@ -64,6 +65,14 @@ def test_a_granted_ticket_leaves_a_trace_until_it_is_freed(table: SessionTable) 
     assert (doing.ticket_id, doing.tenant, doing.since_us) == (8, "shop", SINCE_US)
     ticket.free()
     assert read_tickets(table.path) == []
+
+
+def test_what_was_written_by_the_monotonic_clock_is_read_as_time_since_1970(tmp_path: Path) -> None:
+    before_us = time.time_ns() // 1000
+    row = SessionTable.create(tmp_path, "boot-2").take(DB, PERMIT, 1)
+    row.busy(1, encode_who("t", "c", "x"), int(time.monotonic() * 1e6))
+    (read,) = read_table(list_tables(tmp_path)["boot-2"])
+    assert before_us - 100 <= read.doing.since_us <= time.time_ns() // 1000 + 100
 
 
 def test_rows_beyond_the_file_work_leave_no_trace_and_are_counted(table: SessionTable) -> None:
@@ -158,10 +167,12 @@ def test_an_identity_that_was_being_written_is_left_out(table: SessionTable, tmp
 
 WRITER = """
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from coordinator.session_table import SessionTable, encode_who
-table = SessionTable.create(Path(sys.argv[1]), sys.argv[2], session_rows=8, ticket_rows=2)
+table = SessionTable.create(Path(sys.argv[1]), sys.argv[2], session_rows=8, ticket_rows=2,
+                            clock_offset_us=0)
 rows = [table.take("db", SimpleNamespace(kind="main", slot=n, generation=n), 100 + n) for n in range(6)]
 who = [encode_who(f"tenant {n}", "c", f"client {n}", f"{n}" * 30) for n in range(10)]
 print("writing", flush=True)
