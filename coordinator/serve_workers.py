@@ -132,6 +132,9 @@ class _Peer:
     async def _introduce(self, local: Local, args: Args) -> tuple[list[Any], list[Any]]:
         """Registers it and settles its permits; while etcd is away, a worker known here is only linked."""
         local.settled = False
+        known = local.boot_id in self._server.registry.workers
+        if known and not self._server.views.reachable:
+            return [], []
         try:
             with trio.fail_after(HELLO_TIMEOUT_SECONDS):
                 await self._server.registry.register(local)
@@ -139,7 +142,7 @@ class _Peer:
                 local.settled = True
                 return answer
         except (StoreUnavailable, StoreUnknown, trio.TooSlowError):
-            if local.boot_id in self._server.registry.workers:
+            if known:
                 return [], []
             raise LinkRefused(Code.LEDGER_UNAVAILABLE, "etcd does not answer: say hello again") from None
 
@@ -185,7 +188,8 @@ class _Peer:
             return {"alive": False}  # it says hello again, which settles everything once etcd answers
         try:
             if await server.registry.keep_alive(local):
-                await self._forget_answered(local)
+                with trio.move_on_after(server.ttl_seconds / 3):
+                    await self._forget_answered(local)
                 return {"alive": True}
             _log.warning(Event.WORKER_LEASE_LOST, worker=local.boot_id)
             await server.registry.register(local)
