@@ -1,7 +1,7 @@
 """Faults planted on purpose, to show that the judge sees them. The product has no hook for them: the
 demonstration starts the fleet with a `sitecustomize` of its own that puts a broken function in place.
 
-* skip-compare: a reservation is written without its compares, to a slot as if all were free.
+* skip-compare: a reservation is written without its compares, and where no slot is free to one that is held.
 * leak: a worker forgets an idle session: neither closed nor in its pool, its permit stays OPEN.
 * lost-ack: an acknowledged row is deleted on the new primary (done by the demonstration itself).
 """
@@ -45,8 +45,10 @@ def _skip_compare() -> None:
     sound: Callable[..., Any] = reservation.plan_reservation
 
     def broken(ask: Any, grounds: Any, *arguments: Any, **options: Any) -> Any:
-        free = replace(grounds, held=frozenset(), seats=frozenset(), beyond=False)
-        plan = sound(ask, free, *arguments, **options)
+        plan = sound(ask, grounds, *arguments, **options)
+        if not hasattr(plan, "txn"):  # refused: as if every slot were free
+            free = replace(grounds, held=frozenset(), seats=frozenset(), beyond=False)
+            plan = sound(ask, free, *arguments, **options)
         return replace(plan, txn=replace(plan.txn, compares=())) if hasattr(plan, "txn") else plan
 
     _replace("coordinator.ledger", "plan_reservation", sound, broken)
