@@ -203,6 +203,22 @@ class Ledger:
             self._remember(permit, entry)
         return Refused(Code.CHANGED, "others were faster", settled=False)
 
+    async def free_unlisted(self, owner: str, listed: Collection[Permit]) -> list[Permit]:
+        """Give back, as `unused`, what stands under `owner` and is not in `listed`; those freed.
+
+        For a worker that says hello: it lists every permit it has, and what it never heard of it never
+        connected. To be done before its next `reserve`: its receipts went with its last lease, so that a
+        repeated request would not find its old answer. Sessions that were opened are never freed by this.
+        Raises StoreUnavailable.
+        """
+        freed = []
+        for held in (await self.snapshot()).of_owner(owner):
+            if held.permit not in listed:
+                answer = await self.apply(Release(held.permit, Proof.UNUSED, Actor.OWNER))
+                if isinstance(answer, Applied):
+                    freed.append(held.permit)
+        return freed
+
     async def snapshot(self) -> LedgerSnapshot:
         """The whole ledger at one revision. Raises StoreUnavailable, UnknownSchema, ValueError."""
         outcome = await self._access.ask(snapshot_txn(self.keys, self.fleet))
