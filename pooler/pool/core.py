@@ -1,13 +1,13 @@
 """Who gets which session of one pool, and when another is to be opened or one closed.
 
 Pure: no tasks, sockets or clock; every call is one decision and returns what is to be done. A session is
-IDLE in `idle`, ACTIVE in `active`, or not in the core at all (being opened, cleaned, closed). Waiting tickets
-are served first come, first served; a ticket that ended while it waited is skipped.
+IDLE in `idle`, ACTIVE in `active`, or not in the core at all (being opened, closed). Waiting tickets are
+served first come, first served; a ticket that ended leaves the queue at once: its holder may start it anew.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -49,7 +49,7 @@ class PoolCore(Generic[S]):
         self.opening_max = opening_max
         self.idle: list[S] = []
         self.active: set[S] = set()
-        self.waiting: deque[Ticket] = deque()
+        self.waiting: OrderedDict[Ticket, None] = OrderedDict()
         self.opening = 0
         self.closing = 0
         self.epoch = 0
@@ -75,11 +75,12 @@ class PoolCore(Generic[S]):
             ticket.bind(session)
             self.active.add(session)
             return session
-        self.waiting.append(ticket)
+        self.waiting[ticket] = None
         return None
 
     def withdraw(self, ticket: Ticket, state: TicketState) -> bool:
         """End a waiting ticket. False if it was granted (or ended) already: then its session is in use."""
+        self.waiting.pop(ticket, None)
         return ticket.end(state)
 
     def usable(self, session: S, now: float) -> bool:
@@ -130,18 +131,17 @@ class PoolCore(Generic[S]):
         """How many more sessions to start opening now; the caller counts them in `opening`."""
         if self.blocked:
             return 0
-        unserved = self.count_waiting() - self.opening
+        unserved = len(self.waiting) - self.opening
         return max(0, min(unserved, self.opening_max - self.opening, self.size_max - self.total))
 
     def count_waiting(self) -> int:
-        """Live waiters; dead ones at the head are dropped on the way."""
-        self._drop_dead()
+        """Who waits now."""
         return len(self.waiting)
 
     def wake(self, now: float) -> list[S]:
         """Serve waiters from idle sessions after a block was lifted; returns those to close instead."""
         retired: list[S] = []
-        while self.idle and not self.blocked and self.count_waiting():
+        while self.idle and not self.blocked and self.waiting:
             session = self.idle.pop()
             if not self.give(session, now):
                 retired.append(session)
@@ -149,12 +149,17 @@ class PoolCore(Generic[S]):
 
     def expired(self, now: float) -> list[Ticket]:
         """Tickets whose deadline has passed: ended here; the caller tells their holders."""
-        late = [t for t in self.waiting if t.waiting and t.deadline <= now]
+        late = [ticket for ticket in self.waiting if ticket.deadline <= now]
         for ticket in late:
-            ticket.end(TicketState.QUEUE_EXPIRED)
-        if late:
-            self.waiting = deque(t for t in self.waiting if t.waiting)
+            self.withdraw(ticket, TicketState.QUEUE_EXPIRED)
         return late
+
+    def reject_all(self) -> list[Ticket]:
+        """Everybody who waits: ended here; the caller tells their holders."""
+        rejected = list(self.waiting)
+        for ticket in rejected:
+            self.withdraw(ticket, TicketState.REJECTED)
+        return rejected
 
     def take_idle(self, wanted: int) -> list[S]:
         """Up to `wanted` idle sessions, longest idle first, leave the core to be closed."""
@@ -177,22 +182,17 @@ class PoolCore(Generic[S]):
 
     def count(self) -> PoolCount:
         """The snapshot."""
-        live = [t for t in self.waiting if t.waiting]
-        oldest = live[0].queued_at if live else None
-        return PoolCount(len(self.active), len(self.idle), self.opening, self.closing, len(live), oldest)
+        oldest = next(iter(self.waiting)).queued_at if self.waiting else None
+        return PoolCount(
+            len(self.active), len(self.idle), self.opening, self.closing, len(self.waiting), oldest)
 
     def check(self) -> None:
         """Assert what must always hold."""
         assert self.opening >= 0
         assert self.closing >= 0
         assert not any(s in self.active for s in self.idle)
-        assert self.blocked or not (self.idle and any(t.waiting for t in self.waiting))
+        assert all(ticket.waiting for ticket in self.waiting)
+        assert self.blocked or not (self.idle and self.waiting)
 
     def _next_waiting(self) -> Ticket | None:
-        self._drop_dead()
-        return self.waiting.popleft() if self.waiting else None
-
-    def _drop_dead(self) -> None:
-        waiting = self.waiting
-        while waiting and not waiting[0].waiting:
-            waiting.popleft()
+        return self.waiting.popitem(last=False)[0] if self.waiting else None

@@ -27,7 +27,7 @@ from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
-from pooler.relay.cancel import cancel_and_wait, cancel_for
+from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
 from pooler.relay.reactor import Reactor
 from pooler.relay.server import ServerConn
 from pooler.relay.task import TaskClient
@@ -71,6 +71,7 @@ class Pool:
         self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
         self.statements = parts.statements
         self.look = parts.look.residue
+        self.look_at_piece = parts.look.residue_of_piece
         self.function_residue = int(Residue.SUSPECT)
         self.apply_settings(plan)
         self.greeting: dict[bytes, bytes] | None = None
@@ -149,19 +150,8 @@ class Pool:
         return cleanup(residue), forgets_statements(residue)
 
     def client_left(self, server: ServerConn, client: Any) -> None:
-        """A client went away with a session of its own: undo, or close what cannot be shown to be in step."""
-        server.client = None
-        now = monotonic()
-        if server.owed or server.skip or server.held or server.out or client.skip or server.own:
-            server.give_up("its client left in the middle of something")
-        elif server.status != 0x49:  # in a transaction, and in step
-            if self.holds_session:
-                server.residue |= Residue.SUSPECT
-            server.write(server.run_own([b"ROLLBACK"], server.rolled_back))
-        else:
-            if self.holds_session:
-                server.residue |= Residue.SUSPECT
-            server.free(now)
+        """A client went away with a session of its own."""
+        server.deserted(client)
 
     def client_closed(self, client: ClientConn) -> None:
         """A client is gone."""
@@ -178,9 +168,8 @@ class Pool:
 
     def refuse_waiting(self, error: PoolerError) -> None:
         """Answer everybody who waits."""
-        for ticket in [t for t in self.core.waiting if t.waiting]:
-            if ticket.end(TicketState.REJECTED):
-                ticket.refused(error)
+        for ticket in self.core.reject_all():
+            ticket.refused(error)
 
     def adopt(self, opened: OpenSession) -> ServerConn:
         """A session that was opened for this pool enters the reactor."""
@@ -214,7 +203,11 @@ class Pool:
         try:
             if server.owed:  # something still runs there: Terminate alone would not be read before it ends
                 await cancel_and_wait(server, self.plan.settings.cancel_wait_timeout_seconds)
-            await close_session(self.parts.permits, server.opened, CLOSE_TIMEOUT_SECONDS)
+            if server.cut:
+                orderly = await end_without_word(server.sock, CLOSE_TIMEOUT_SECONDS)
+                await session_ended(self.parts.permits, server.opened, orderly=orderly)
+            else:
+                await close_session(self.parts.permits, server.opened, CLOSE_TIMEOUT_SECONDS)
         finally:
             self.core.closing -= 1
             self._forget(server)

@@ -10,6 +10,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
+from pooler.relay.settling import copying, errored, skipped, tagged
 
 if TYPE_CHECKING:
     from pooler.relay.served import Served
@@ -23,7 +24,8 @@ COMPLETE, READY, ERROR, STATUS = 0x43, 0x5A, 0x45, 0x53
 BIND_DONE, PARSE_DONE, CLOSE_DONE, NO_DATA, ROW_DESCRIPTION = 0x32, 0x31, 0x33, 0x6E, 0x54
 SUSPENDED, EMPTY, COPY_IN, COPY_BOTH = 0x73, 0x49, 0x47, 0x57
 COMMON_TAGS = frozenset((b"SEL", b"INS", b"UPD", b"DEL", b"BEG", b"COM", b"ROL", b"COP", b"FET"))
-PASSING = frozenset(b"DdTtENAV")  # may pass in pieces: their first byte says all we need
+PASSING = frozenset(b"DdtENAV")  # may pass in pieces: their beginning says all we need
+ERROR_HEAD_BYTES = 128  # of an ErrorResponse: enough for its severity
 
 
 def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
@@ -46,11 +48,11 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         if kind == DATA_ROW or kind == COPY_DATA:
             at = end
             continue
-        if end > size and kind not in PASSING:
+        if end > size and (kind not in PASSING or (kind == ERROR and size - at < ERROR_HEAD_BYTES)):
             break
         if kind == COMPLETE:
             if data[at + 5 : at + 8] not in COMMON_TAGS:
-                server.tagged(data[at + 5 : end - 1])
+                tagged(server, data[at + 5 : end - 1])
             if owed and owed[0] == o.EXECUTE:
                 owed.popleft()
         elif kind == READY:
@@ -60,7 +62,7 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
             if owed and type(owed[0]) is int and owed[0] <= o.FUNCTION:
                 owed.popleft()
             else:
-                server.skipped(o.settle_ready(owed))
+                skipped(server, o.settle_ready(owed))
         elif kind == ROW_DESCRIPTION or kind == NO_DATA:
             if owed and owed[0] == o.DESCRIBE:
                 owed.popleft()
@@ -85,7 +87,7 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         data = data[:at]
     if data:
         client.deliver(data)
-    if ready and not owed and not server.held and not server.skip:
+    if ready and not owed and not server.unsynced and not server.held and not server.skip:
         server.ready(client)
 
 
@@ -95,18 +97,16 @@ def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bo
     if kind == PARSE_DONE:
         return bool(owed) and type(owed[0]) is o.Parsed and not owed.popleft().forward
     if kind == CLOSE_DONE:
-        return bool(owed) and owed.popleft() == o.CLOSE_OWN
+        return bool(owed) and type(owed.popleft()) is o.Closed
     if kind == ERROR:
-        server.errored(data[at:end])
+        errored(server, data[at:end])
     elif kind == STATUS:
         server.reported(data[at + 5 : end])
     elif kind == SUSPENDED or kind == EMPTY:
         if owed and owed[0] == o.EXECUTE:
             owed.popleft()
     elif kind == COPY_IN or kind == COPY_BOTH:
-        server.copy_in = True
-        if owed and owed[0] == o.EXECUTE:
-            o.forget_syncs(owed)
+        copying(server)
     return False
 
 
@@ -124,12 +124,8 @@ def _stop(server: ServerConn, data: bytes, at: int, size: int) -> int:
     if at > size:
         server.skip = at - size
         return size
-    rest = size - at
-    if rest >= 5 and data[at] in PASSING:
-        server.skip = 1 + _length_at(data, at + 1)[0] - rest
-        return size
     server.held = data[at:]
-    if rest > HELD_BYTES_MAX:
+    if size - at > HELD_BYTES_MAX:
         server.retire = "the server sent an over-long message"
         server.give_up(server.retire)
     return at

@@ -6,6 +6,7 @@ then can the signal no longer hit whoever comes next. Where that cannot be seen,
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -39,6 +40,23 @@ async def cancel_for(server: ServerConn, aimed_at: object, timeout_seconds: floa
 async def cancel_and_wait(server: ServerConn, timeout_seconds: float) -> bool:
     """Cancel whatever runs on a session that is being closed. False if that was not seen to end."""
     return await _send(server, lambda: True, timeout_seconds)
+
+
+async def end_without_word(sock: socket.socket, timeout_seconds: float) -> bool:
+    """End a session that was sent the beginning of a message: a Terminate would be taken for the message's
+    end, and what comes out of that would be run. True if the server's orderly end was read."""
+    try:
+        sock.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(timeout_seconds):
+            while True:
+                try:
+                    if not sock.recv(65_536):
+                        return True  # a reset would have been an error: nothing was sent that met it
+                except BlockingIOError:
+                    await trio.lowlevel.wait_readable(sock)
+    except OSError:
+        pass
+    return False
 
 
 async def _send(server: ServerConn, still: Callable[[], bool], timeout_seconds: float) -> bool:

@@ -4,20 +4,20 @@ and gives the session back when the transaction is over.
 
 from __future__ import annotations
 
-import re
 import socket
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import BackendLost, OutcomeUnknown, PoolerError, WaitEnded
+from pooler.admission.ticket import Ticket
+from pooler.errors import BackendLost, NotServing, OutcomeUnknown, PoolerError, WaitEnded
 from pooler.relay import owed as o
-from pooler.relay.reactor import QUIET, READ, WRITE, Reactor
-from pooler.relay.refusal import READY_IDLE, drop, refuse_owed, refuse_unsent
+from pooler.relay.reactor import GONE, QUIET, READ, WRITE, Reactor
+from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_owed, refuse_unsent
 from pooler.relay.requests import pass_requests
 from pooler.wire.messages import Fault, error_response
 from pooler.wire.parameters import ParameterSet
-from pooler.wire.prepared import ClientStatements
+from pooler.wire.prepared import COMMITS, ClientStatements
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 RECV_BYTES = 65_536
 
-TERMINATE = 0x58
-SYNC_MESSAGE = b"S\x00\x00\x00\x04"
 IDLE = 0x49
-COMMITS = re.compile(rb"\b(commit|end|prepare\s+transaction)\b", re.IGNORECASE)
 
 
 class ClientConn:
@@ -36,8 +33,9 @@ class ClientConn:
 
     __slots__ = (
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
-        "dropping", "fd", "holds", "last_sent", "missing", "out", "parameters", "pool", "reactor", "recv",
-        "requested_at", "send", "server", "skip", "skip_to_sync", "sock", "statements", "ticket", "who",
+        "dropping", "fd", "fitting", "holds", "last_sent", "missing", "out", "parameters", "pool", "proven",
+        "reactor", "recv", "requested_at", "send", "server", "skip", "skip_to_sync", "sock", "statements",
+        "tail", "ticket", "who",
     )
 
     def __init__(
@@ -61,6 +59,9 @@ class ClientConn:
         self.skip = 0
         self.dropping = False  # something refused is still coming in
         self.skip_to_sync = False
+        self.tail: bytes | None = None  # of a query that passes in pieces: what the next piece follows
+        self.proven = False  # a server has taken its parameters
+        self.fitting = False  # has a session that does not have its parameters yet: nothing was sent to it
         self.out: bytearray | None = None
         self.closing = False
         self.last_sent = b""
@@ -79,6 +80,8 @@ class ClientConn:
         """Send, or keep what the client cannot take yet and stop reading its server."""
         if self.out:
             self.out += data
+            if self.server is not None:
+                self.server.pause(True)
             return
         try:
             sent = self.send(data)
@@ -89,7 +92,7 @@ class ClientConn:
             return
         if sent < len(data):
             self.out = bytearray(memoryview(data)[sent:])
-            self._watch()
+            self._watch()  # a client that does not read its answers is not asked for more
             if self.server is not None:
                 self.server.pause(True)
 
@@ -101,7 +104,8 @@ class ClientConn:
 
     def _watch(self) -> None:
         if not self.closing:
-            self.reactor.change(self.fd, (QUIET if self._paused else READ) | (WRITE if self.out else 0))
+            quiet = self._paused or self.out
+            self.reactor.change(self.fd, (QUIET if quiet else READ) | (WRITE if self.out else 0))
 
     def _flush(self) -> None:
         out = self.out
@@ -128,11 +132,12 @@ class ClientConn:
             self._flush()
             if self.closing:
                 return
-        if not self._paused:
-            if mask & ~WRITE:
+        if mask & ~WRITE:
+            if self._paused or self.out:
+                if mask & GONE:
+                    self.left()
+            else:
                 self._read()
-        elif mask & ~WRITE:
-            self.left()
 
     def _read(self) -> None:
         try:
@@ -165,8 +170,10 @@ class ClientConn:
             data = drop(self, data)
             if not data:
                 return
-        if self.server is None and not self._ask(data):
-            return
+        while self.server is None:
+            data = self._ask(data)
+            if not data:
+                return
         self._pass(data)
 
     def _pass(self, data: bytes) -> None:
@@ -176,57 +183,74 @@ class ClientConn:
         except PoolerError as broken:  # the protocol, or a limit
             self.break_off(broken.sqlstate, str(broken))
 
-    def _ask(self, data: bytes) -> bool:
-        """Something came in without a session: get one. False if the data waits, or is done with."""
-        kind = data[0]
+    def _ask(self, data: bytes) -> bytes:
+        """Something came in without a session: get one. → what is to be passed on now; the rest waits, or is
+        done with. There may be no session yet all the same: then ask again."""
         if len(data) < 5:
             self.buffer = data
-            return False
-        if kind == TERMINATE:
-            self.left()
-            return False
-        if data == SYNC_MESSAGE:
-            self.deliver(READY_IDLE)  # nothing is open: the answer is known here
-            return False
+            return b""
+        if data[0] in WITHOUT_SESSION:
+            return answer_alone(self, data)
         now = self.requested_at = monotonic()
         pool = self.pool
         ticket = self.ticket
         ticket.start(now, now + pool.wait_timeout_seconds)
         server = pool.request(ticket)
-        if server is None:
+        if server is not None:
+            return self._bind(server, now, data)
+        if ticket.waiting:
             self.buffer = data
-            if ticket.waiting:
-                self.pause(True)
-            return False
-        self._bind(server, now)
-        return True
+            self.pause(True)
+            return b""
+        return refuse_unsent(self, pool.last_error or NotServing("no session can be had"), data)
 
     def _granted(self, server: ServerConn) -> None:
         """A waiting ticket got its session (called by whoever gave it back)."""
         now = monotonic()
         self.pool.waited(now - self.requested_at)
-        self._bind(server, now)
         self.pause(False)
         data, self.buffer = self.buffer, b""
-        if data:
-            self._pass(data)
+        self._resume(self._bind(server, now, data))
 
-    def _bind(self, server: ServerConn, now: float) -> None:
+    def _bind(self, server: ServerConn, now: float, data: bytes) -> bytes:
+        """→ what may be sent now; else it waits in the buffer for `fitted`."""
         server.client = self
         server.started_at = now
         self.server = server
         if server.row is not None:
             server.row.busy(self.pool.next_ticket(), self.who, int(now * 1e6))
         if self.parameters is not server.parameters:
-            server.fit(self)
+            self.fitting = True
+            if not server.fit(self) and self.server is server:
+                self.buffer = data
+                self.pause(True)
+                return b""
+            self.fitting = False
+        return data
+
+    def fitted(self) -> None:
+        """The session has this client's parameters."""
+        self.pause(False)
+        if self.fitting:
+            self.fitting = False
+            data, self.buffer = self.buffer, b""
+            self._resume(data)
+
+    def _resume(self, data: bytes) -> None:
+        """Go on with what had to wait."""
+        if not data or self.closing:
+            return
+        if self.server is not None:
+            self._pass(data)
+        else:
+            self.pool.received_bytes -= len(data)  # it was counted when it came
+            self._take(data)
 
     def _refused(self, error: Exception) -> None:
         """A waiting ticket will not be served: say so and stay connected."""
         data, self.buffer = self.buffer, b""
         self.pause(False)
-        rest = refuse_unsent(self, error, data)
-        if rest:
-            self._take(rest)
+        self._resume(refuse_unsent(self, error, data))
 
     def prepared(self) -> ClientStatements:
         """What this client's statement names mean (made when first needed: most clients prepare nothing)."""
@@ -239,13 +263,14 @@ class ClientConn:
         if self.statements is not None:
             self.statements.clear()
 
-    def did_not_happen(self, entry: o.Parsed | o.Told) -> None:
+    def did_not_happen(self, entry: o.Entry) -> None:
         """The server skipped it after an error: a name that it would have made or closed stays as it was."""
-        if self.statements is None:
+        if self.statements is None or type(entry) is o.Closed:
             return
         if type(entry) is o.Told and entry.closed is not None:
-            self.statements.add(entry.name, entry.closed.body)
-        elif isinstance(entry, o.Told) or (entry.forward and entry.name):
+            with suppress(PoolerError):  # so many names at once: this one is lost, and a Bind will say so
+                self.statements.add(entry.name, entry.closed.body)
+        elif type(entry) is o.Told or (type(entry) is o.Parsed and entry.forward):
             self.statements.close(entry.name)
 
     # ---- how a use of a session ends
@@ -261,29 +286,39 @@ class ClientConn:
         server, self.server = self.server, None
         assert server is not None
         self.ticket.release()
+        self.last_sent = b""
         self.pool.transaction_counted(now - server.started_at)
 
     def server_lost(self, server: ServerConn, fatal: bytes) -> None:
         """The session went away under this client."""
         self.server = None
         self.ticket.release()
-        self._paused = False
+        self.pause(False)
+        if self.fitting:  # it has seen nothing of this client: another session will do
+            self.fitting = False
+            data, self.buffer = self.buffer, b""
+            self._resume(data)
+            return
         if fatal:  # the server's own last word was passed on: end as it would have ended
             self.close()
             return
-        autocommit = server.status == IDLE and o.readies_owed(server.owed) > 0
+        autocommit = server.status == IDLE and bool(server.owed)
+        ends = bool(server.owed) and (server.commits or COMMITS.search(self.last_sent) is not None)
         error: PoolerError
-        if autocommit or (server.owed and COMMITS.search(self.last_sent)):
+        if autocommit or ends:
             error = OutcomeUnknown("the server went away before it answered: look the outcome up")
         else:
             error = BackendLost("the server went away during the transaction, which is rolled back")
-        refuse_owed(self, error, server)
-        self._watch()
+        if self.holds or (server.status != IDLE and not ends):
+            # what the client sends next belongs to a transaction, or to a session's state, that is gone: it
+            # must not run without it
+            self.break_off(error.sqlstate, str(error))
+        else:
+            refuse_owed(self, error, server)
 
     def cancel_wait(self) -> None:
         """A CancelRequest for a client that waits for a session ends the wait."""
-        if self.ticket.end(TicketState.CANCELLED):
-            self.pool.withdrawn(self.ticket)
+        if self.pool.withdraw(self.ticket):
             self._refused(WaitEnded("canceling statement due to user request"))
 
     def break_off(self, sqlstate: str, text: str) -> None:
@@ -296,9 +331,7 @@ class ClientConn:
         if self.closing:
             return
         server, self.server = self.server, None
-        if self.ticket.end(TicketState.CANCELLED):
-            self.pool.withdrawn(self.ticket)
-        elif server is not None:
+        if not self.pool.withdraw(self.ticket) and server is not None:
             self.ticket.release()
             self.pool.client_left(server, self)
         self.close()

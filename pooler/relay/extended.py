@@ -37,6 +37,7 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     """
     if server.pool.passes_names:
         server.owed.append(_AS_IS[kind] if kind != PARSE else o.Parsed(_NOBODY, b"", True))
+        server.commits = True  # whether it does is not looked into here
         return None
     if kind == BIND:
         return _bind(client, server, message)
@@ -55,7 +56,7 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
     if not name:
         assert statement is not None
         server.statements.unnamed = statement
-        server.owed.append(o.Parsed(statement, name, True))
+        server.owed.append(o.Parsed(statement, name, True, named=False))
         return None
     if statement is None:  # the name is taken: let the server refuse a second Parse of it
         statement = client.prepared().get(name)
@@ -78,6 +79,8 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
     server.owed.append(o.BIND)
     if statement is not None:
         server.residue |= statement.residue
+        if statement.commits:
+            server.commits = True
         if name:
             return before + rewrite_bind(message, statement.server_name)
     elif name.startswith(OWN_NAMES):
@@ -125,9 +128,9 @@ def _ready_for(server: ServerConn, name: bytes, statement: Statement | None) -> 
         return b""
     server.statements.unnamed = statement
     if statement is None:  # somebody else's unnamed statement is there: it must not be found
-        server.owed.append(o.CLOSE_OWN)
+        server.owed.append(o.Closed(None))
         return close_statement(b"")
-    server.owed.append(o.Parsed(statement, b"", False))
+    server.owed.append(o.Parsed(statement, b"", False, named=False))
     return parse_message(statement, b"")
 
 
@@ -141,5 +144,5 @@ def _ensure(server: ServerConn, statement: Statement) -> bytes:
 
 def _make_room(server: ServerConn, statement: Statement) -> bytes:
     evicted = server.statements.add(statement)
-    server.owed.extend([o.CLOSE_OWN] * len(evicted))
+    server.owed.extend(o.Closed(old) for old in evicted)
     return b"".join(close_statement(old.server_name) for old in evicted)

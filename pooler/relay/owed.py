@@ -1,8 +1,8 @@
 """What a server still owes: one entry for each message sent to it whose end can be seen in its answers.
 
 The entries stand in a deque in the order of sending. Integers are answers that pass to the client; a
-`Parsed` is a Parse (the client's own, or one that the pooler put in, whose answer it keeps back); a `Told`
-is an answer that the pooler gives itself. Pure.
+`Parsed` is a Parse (the client's own, or one that the pooler put in, whose answer it keeps back); a `Closed`
+is the pooler's own Close of an evicted statement; a `Told` is an answer that the pooler gives itself. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ BIND: Final = 4
 DESCRIBE: Final = 5
 EXECUTE: Final = 6
 CLOSE: Final = 7
-CLOSE_OWN: Final = 8  # the pooler's own Close of an evicted statement: its answer is kept back
 
 PARSE_COMPLETE: Final = b"1\x00\x00\x00\x04"
 CLOSE_COMPLETE: Final = b"3\x00\x00\x00\x04"
@@ -30,15 +29,27 @@ Owed = deque[Any]
 class Parsed:
     """A Parse on its way. If it fails or is skipped, `statement` is not on the session after all.
 
-    `forward`: the client asked for it (under `name`) and gets the answer; else the pooler put it in.
+    `forward`: the client asked for it (under `name`) and gets the answer; else the pooler put it in. `named`:
+    it is to have the pooler's name on the session; else it is the unnamed one.
     """
 
-    __slots__ = ("forward", "name", "statement")
+    __slots__ = ("forward", "name", "named", "statement")
 
-    def __init__(self, statement: Statement, name: bytes, forward: bool) -> None:
+    def __init__(self, statement: Statement, name: bytes, forward: bool, named: bool = True) -> None:
         self.statement = statement
+        self.named = named
         self.name = name
         self.forward = forward
+
+
+class Closed:
+    """The pooler's own Close, whose answer it keeps back. If it is skipped, the session still has `statement`
+    (None: it was the unnamed one)."""
+
+    __slots__ = ("statement",)
+
+    def __init__(self, statement: Statement | None) -> None:
+        self.statement = statement
 
 
 class Told:
@@ -56,39 +67,54 @@ class Told:
         self.closed = closed
 
 
-def settle_error(owed: Owed) -> list[Parsed | Told]:
-    """The server reported an error: it skips to the next Sync. Returns what did not happen.
+COPY_ENDED: Final = Told(b"", b"")  # CopyDone or CopyFail sent before COPY IN was seen to begin: no answer
+Entry = Parsed | Closed | Told
 
-    A simple query or function call ends by its own ReadyForQuery, so nothing is skipped for it.
+
+def settle_error(owed: Owed) -> list[Entry]:
+    """The server reported an error for an extended message: it skips everything, simple queries too, to the
+    next Sync (one may still be to come). Returns what did not happen.
     """
-    failed: list[Parsed | Told] = []
-    while owed:
-        entry = owed[0]
-        if type(entry) is int and entry <= FUNCTION:
-            break
-        if type(entry) is not int:
+    failed: list[Entry] = []
+    while owed and owed[0] != SYNC:
+        entry = owed.popleft()
+        if type(entry) is not int and entry is not COPY_ENDED:
             failed.append(entry)
-        owed.popleft()
     return failed
 
 
-def settle_ready(owed: Owed) -> list[Parsed | Told]:
+def ends_by_itself(owed: Owed) -> bool:
+    """Whether what is answered now ends with its own ReadyForQuery even after an error."""
+    return not owed or (type(owed[0]) is int and owed[0] <= FUNCTION)
+
+
+def settle_ready(owed: Owed) -> list[Entry]:
     """ReadyForQuery: everything up to and with the Sync (or query) it answers is settled."""
-    failed: list[Parsed | Told] = []
+    failed: list[Entry] = []
     while owed:
         entry = owed.popleft()
         if type(entry) is int and entry <= FUNCTION:
             break
-        if type(entry) is not int:
+        if type(entry) is not int and entry is not COPY_ENDED:
             failed.append(entry)
     return failed
 
 
-def forget_syncs(owed: Owed) -> None:
-    """The server went into COPY IN for the first entry: it ignores every Sync that was already sent."""
-    kept = [entry for entry in owed if entry != SYNC]
-    owed.clear()
-    owed.extend(kept)
+def settle_copy_in(owed: Owed) -> tuple[int, bool]:
+    """The server went into COPY IN for the first entry: it ignores the Syncs that follow at once.
+
+    Returns how many, and whether the copy goes on: not if its end was sent already, nor if another message
+    was, which the server takes as an error (then it skips to a Sync that counts).
+    """
+    ignored = 0
+    while len(owed) > 1 and owed[1] == SYNC:
+        del owed[1]
+        ignored += 1
+    if len(owed) > 1:
+        if owed[1] is COPY_ENDED:
+            del owed[1]
+        return ignored, False
+    return ignored, True
 
 
 def readies_owed(owed: Owed) -> int:

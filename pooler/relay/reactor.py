@@ -17,6 +17,7 @@ from pooler.observe.events import Event
 READ = select.EPOLLIN | select.EPOLLRDHUP
 QUIET = select.EPOLLRDHUP  # nothing is read, but a peer that leaves is noticed
 WRITE = select.EPOLLOUT
+GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 EVENTS_MAX = 256
 # How often the epoll is asked again before trio gets its turn: trio's own loop costs as much as several
 # messages, and a bounded number of turns keeps every task's wait well under a millisecond.
@@ -82,4 +83,7 @@ class Reactor:
         self.remove(fd)
         owner = getattr(handler, "__self__", None)
         if owner is not None:
-            owner.fault()
+            try:
+                owner.fault()
+            except Exception:
+                log.exception(Event.SOMETHING_FAILED, where="relay, ending a connection", fd=fd)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
 
 _length_at = Struct(">I").unpack_from
-QUERY, SYNC, TERMINATE, FUNCTION = 0x51, 0x53, 0x58, 0x46
+SYNC, TERMINATE = 0x53, 0x58
+WITHOUT_SESSION = frozenset(b"SXHdcf")
+MESSAGE_BYTES_MAX = 1 << 30  # as PostgreSQL's own limit
 READY_IDLE = b"Z\x00\x00\x00\x05I"
 
 
@@ -31,31 +33,63 @@ def error_message(error: Exception, severity: str = "ERROR") -> bytes:
     return error_response(Fault(severity, code, str(error), hint=getattr(error, "hint", "")))
 
 
+def answer_alone(client: ClientConn, data: bytes) -> bytes:
+    """Messages of a client that has no session, for which none is needed. → what needs one.
+
+    A Sync has its answer here, as nothing is open; a server ignores a Flush then, and what is left of a COPY
+    that it has refused.
+    """
+    at, size, syncs = 0, len(data), 0
+    while size - at >= 5 and data[at] in WITHOUT_SESSION:
+        length = _length_at(data, at + 1)[0]
+        if data[at] == TERMINATE:
+            client.left()
+            return b""
+        if not 4 <= length <= MESSAGE_BYTES_MAX or (data[at] == SYNC and length != 4):
+            client.break_off("08P01", f"message {chr(data[at])!r} of length {length}")
+            return b""
+        syncs += data[at] == SYNC
+        at += 1 + length
+    if at > size:
+        client.skip = at - size
+        client.dropping = True
+    if syncs:
+        client.deliver(READY_IDLE * syncs)
+    return b"" if client.closing else data[at:]
+
+
 def refuse_unsent(client: ClientConn, error: Exception, unsent: bytes) -> bytes:
     """Answer `unsent`, of which nothing reached a server. → what stands behind it, still to be served."""
-    client.deliver(error_message(error))
+    length = _length_at(unsent, 1)[0]
+    if length < 4:
+        client.break_off("08P01", f"message {chr(unsent[0])!r} of length {length}")
+        return b""
     if unsent[:1] in (b"Q", b"F"):
-        client.deliver(READY_IDLE)
-        end = 1 + _length_at(unsent, 1)[0]
+        client.deliver(error_message(error) + READY_IDLE)
+        end = 1 + length
         if end > len(unsent):
             client.skip = end - len(unsent)  # the rest of it is still to come, and to be dropped
             client.dropping = True
         return unsent[end:]
+    client.deliver(error_message(error))
     client.dropping = client.skip_to_sync = True
     return drop(client, unsent)
 
 
 def refuse_owed(client: ClientConn, error: PoolerError, server: ServerConn) -> None:
-    """The session went away: answer what it still owed this client."""
-    owed = o.readies_owed(server.owed)
-    client.deliver(error_message(error) + READY_IDLE * owed)
-    client.skip_to_sync = owed == 0
+    """The session went away outside a transaction block: answer what it still owed this client."""
+    said = error_message(error)
+    client.skip_to_sync = server.unsynced
     client.dropping = client.skip_to_sync or client.skip > 0
-    client.buffer, client.chunks, client.missing = b"", None, 0
+    client.tail = None
+    client.deliver((said + READY_IDLE) * o.readies_owed(server.owed) + (said if server.unsynced else b""))
 
 
 def drop(client: ClientConn, data: bytes) -> bytes:
-    """Drop the rest of a message that was refused, and messages up to Sync. → what is to be served."""
+    """Drop the rest of a message that was refused, and messages up to Sync. → what is to be served.
+
+    As after a server's error: a simple query before the Sync is dropped too.
+    """
     if client.skip:
         dropped = min(client.skip, len(data))
         client.skip -= dropped
@@ -68,17 +102,18 @@ def drop(client: ClientConn, data: bytes) -> bytes:
     at, size = 0, len(data)
     while size - at >= 5:
         kind = data[at]
-        end = at + 1 + _length_at(data, at + 1)[0]
+        length = _length_at(data, at + 1)[0]
         if kind == TERMINATE:
             client.left()
             return b""
-        if kind == QUERY or kind == FUNCTION or kind == SYNC:
+        if not 4 <= length <= MESSAGE_BYTES_MAX:
+            client.break_off("08P01", f"message {chr(kind)!r} of length {length}")
+            return b""
+        at += 1 + length
+        if kind == SYNC:
             client.dropping = client.skip_to_sync = False
-            if kind != SYNC:
-                return data[at:]  # it answers for itself
             client.deliver(READY_IDLE)
-            return data[end:]
-        at = end
+            return data[at:]
     if at > size:
         client.skip = at - size
     else:

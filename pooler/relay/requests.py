@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
 from pooler.relay.extended import extended_message
+from pooler.relay.refusal import MESSAGE_BYTES_MAX
+from pooler.wire.prepared import COMMITS
+from pooler.wire.session_state import LONGEST_WORD_BYTES
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
@@ -29,13 +32,18 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
     size = len(data)
     at = client.skip
     if at:
+        if client.tail is not None:
+            _look_on(client, server, data)
         if at > size:
             client.skip = at - size
             server.write(data)
             return
         client.skip = 0
+    if server.skipping:
+        at = _skip_to_sync(server, data, at)
     server.query_at = client.requested_at
     owed = server.owed
+    unsynced = server.unsynced
     start = 0  # what stands before it has been put into `pieces`
     pieces: list[bytes] | None = None
     while size - at >= 5:
@@ -44,16 +52,29 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         end = at + 1 + length
         if kind == QUERY:
             text = data[at + 5 : end]
-            server.residue |= client.pool.look(text)
+            if end > size:
+                client.tail = b""
+                _look_on(client, server, text)
+            else:
+                server.residue |= client.pool.look(text)
+            if owed and COMMITS.search(client.last_sent):
+                server.commits = True
             owed.append(o.QUERY)
+            unsynced = False
             server.statements.unnamed = None  # a simple query drops the unnamed statement
             client.last_sent = text
         elif kind == SYNC:
-            if not server.copy_in:  # in COPY IN the server ignores it
+            if length != 4:
+                raise ProtocolViolation("a Sync with contents")
+            if server.copy_in:
+                server.syncs_ignored += 1
+            else:
                 owed.append(o.SYNC)
+                unsynced = False
         elif kind == BIND or kind == PARSE or kind == DESCRIBE or kind == CLOSE:
             if end > size and (kind != BIND or size - at < BIND_HEAD_BYTES):
                 break
+            unsynced = True
             message = extended_message(client, server, kind, data[at : end if end < size else size])
             if message is not None:
                 pieces = pieces or []
@@ -65,11 +86,13 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             if end > size:
                 break
             owed.append(o.EXECUTE)
+            unsynced = True
         elif not _pass_rarer(client, server, kind):
             return
-        if length < 4:
+        if not 4 <= length <= MESSAGE_BYTES_MAX:
             raise ProtocolViolation(f"message {chr(kind)!r} of length {length}")
         at = end
+    server.unsynced = unsynced
     if at != size:
         at = _stop(client, data, at, size)
     if pieces is not None:
@@ -79,13 +102,47 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         data = data[:at]
     if data:
         server.write(data)
-    while owed and type(owed[0]) is o.Told:  # nothing stands before it
+    if not owed or type(owed[0]) is o.Told:
+        _nothing_to_come(client, server)
+
+
+def _nothing_to_come(client: ClientConn, server: ServerConn) -> None:
+    """What was sent has no answer from the server, or its answer is known here."""
+    owed = server.owed
+    while owed and type(owed[0]) is o.Told and client.server is server:
         client.deliver(owed.popleft().answer)
+    if not owed and not server.unsynced and not server.own:
+        server.unasked(client)
+
+
+def _skip_to_sync(server: ServerConn, data: bytes, at: int) -> int:
+    """The server ignores what comes before the next Sync. → where that is, or what is after `data`."""
+    size = len(data)
+    while size - at >= 5:
+        kind = data[at]
+        length = _length_at(data, at + 1)[0]
+        if not 4 <= length <= MESSAGE_BYTES_MAX:
+            raise ProtocolViolation(f"message {chr(kind)!r} of length {length}")
+        if kind == SYNC or kind == TERMINATE:
+            server.skipping = False
+            break
+        at += 1 + length
+    return at
+
+
+def _look_on(client: ClientConn, server: ServerConn, data: bytes) -> None:
+    """Look at the next part of a query that passes in pieces."""
+    assert client.tail is not None
+    seen = client.tail + data[: client.skip or len(data)]
+    server.residue |= client.pool.look_at_piece(seen)
+    client.tail = None if client.skip and client.skip <= len(data) else seen[-LONGEST_WORD_BYTES:]
 
 
 def _pass_rarer(client: ClientConn, server: ServerConn, kind: int) -> bool:
     """False: the client is done. Raises ProtocolViolation for a kind that clients do not send."""
     if kind == COPY_DONE or kind == COPY_FAIL:
+        if not server.copy_in and server.owed:
+            server.owed.append(o.COPY_ENDED)
         server.copy_in = False
     elif kind == FUNCTION:
         server.residue |= client.pool.function_residue
@@ -107,8 +164,13 @@ def _stop(client: ClientConn, data: bytes, at: int, size: int) -> int:
         client.buffer = data[at:]
         return at
     length = _length_at(data, at + 1)[0]
-    if not 4 <= length <= WHOLE_BYTES_MAX:
+    needed = 1 + length
+    if length < 4:
+        raise ProtocolViolation(f"message {chr(data[at])!r} of length {length}")
+    if data[at] == BIND:
+        needed = min(needed, BIND_HEAD_BYTES)
+    elif length > WHOLE_BYTES_MAX:
         raise MessageTooLong(f"message {chr(data[at])!r} of {length} bytes is too long to be pooled")
     client.chunks = [data[at:]]
-    client.missing = 1 + length - (size - at)
+    client.missing = needed - (size - at)
     return at

@@ -17,6 +17,7 @@ class Served(Protocol):
     parameters: ParameterSet
     skip: int  # bytes of a message that is being sent on in pieces
     holds: bool  # it keeps the session until it leaves, whatever ReadyForQuery says
+    proven: bool  # a server has taken its parameters before
 
     def deliver(self, data: bytes) -> None:
         """An answer."""
@@ -36,7 +37,10 @@ class Served(Protocol):
     def break_off(self, sqlstate: str, text: str) -> None:
         """FATAL; the session is closed."""
 
-    def did_not_happen(self, entry: o.Parsed | o.Told) -> None:
+    def fitted(self) -> None:
+        """The session has its parameters now."""
+
+    def did_not_happen(self, entry: o.Entry) -> None:
         """The server skipped it after an error."""
 
     def forget_statements(self) -> None:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pooler.net.stream import ended_in_order
 from pooler.relay import owed as o
-from pooler.relay.answers import HELD_BYTES_MAX, pass_answers
-from pooler.relay.reactor import QUIET, READ, WRITE, Reactor
+from pooler.relay.answers import ERROR_HEAD_BYTES, HELD_BYTES_MAX, pass_answers
+from pooler.relay.reactor import READ, WRITE, Reactor
+from pooler.wire.messages import read_fault
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import SessionStatements
-from pooler.wire.session_state import FORGETTING_TAGS, Residue, is_undoable, residue_of_tag
+from pooler.wire.session_state import Residue, is_undoable
 
 if TYPE_CHECKING:
     from pooler.pool.opener import OpenSession
@@ -31,18 +32,19 @@ RECV_BYTES = 65_536
 _length_at = Struct(">I").unpack_from
 
 IDLE, IN_TRANSACTION, FAILED = 0x49, 0x54, 0x45  # ReadyForQuery's I, T, E
-READY, ERROR, STATUS = 0x5A, 0x45, 0x53
+READY, ERROR, STATUS, COMPLETE = 0x5A, 0x45, 0x53, 0x43
 
 
 class ServerConn:
     """A session: socket, permit, and what is known of its state."""
 
     __slots__ = (
-        "_paused", "backend_start_us", "cancels", "client", "closing", "connected_at", "copy_in", "epoch",
-        "expires_at", "fatal", "fd", "fresh", "generation", "held", "idle_since", "last_used", "opened",
-        "out", "owed", "own", "own_done", "own_failed", "parameters", "permit", "pid", "pool", "query_at",
-        "reactor", "recv", "residue", "retire", "row", "secret_key", "send", "skip", "sock", "started_at",
-        "statements", "status",
+        "_paused", "backend_start_us", "cancels", "client", "closing", "commits", "connected_at", "copy_in",
+        "cut", "doubtful", "epoch", "expires_at", "fatal", "fd", "fresh", "generation", "held",
+        "idle_since", "last_used", "opened", "out", "owed", "own", "own_answered", "own_done", "own_error",
+        "parameters", "permit", "pid", "pool", "query_at", "reactor", "recv", "residue", "retire", "row",
+        "secret_key", "send", "skip", "skipping", "sock", "started_at", "statements", "status",
+        "syncs_ignored", "unsynced",
     )
 
     def __init__(self, reactor: Reactor, pool: Pool, opened: OpenSession, parameters: ParameterSet) -> None:
@@ -58,12 +60,19 @@ class ServerConn:
         self.client: Served | None = None
         self.owed: o.Owed = deque()
         self.status = IDLE
+        self.unsynced = False  # something was sent that only a Sync will end
+        self.skipping = False  # after an error: what is sent before the next Sync is ignored
+        self.commits = False  # what is unanswered may end a transaction
         self.copy_in = False
+        self.syncs_ignored = 0  # in COPY IN
+        self.doubtful = False  # an error may have come before them, and then they are answered after all
+        self.cut = False  # it has been sent the beginning of a message whose end will never come
         self.skip = 0
         self.held = b""
         self.out = bytearray()
         self.own = 0
-        self.own_failed = False
+        self.own_answered = False
+        self.own_error = b""
         self.own_done: Any = None
         self.residue = 0
         self.cancels = 0
@@ -81,6 +90,8 @@ class ServerConn:
         """Send, or keep what the server cannot take yet and stop reading its client."""
         if self.out:
             self.out += data
+            if self.client is not None:
+                self.client.pause(True)
             return
         try:
             sent = self.send(data)
@@ -103,7 +114,7 @@ class ServerConn:
 
     def _watch(self) -> None:
         if not self.closing:
-            self.reactor.change(self.fd, (QUIET if self._paused else READ) | (WRITE if self.out else 0))
+            self.reactor.change(self.fd, (0 if self._paused else READ) | (WRITE if self.out else 0))
 
     def _flush(self) -> None:
         try:
@@ -116,22 +127,40 @@ class ServerConn:
         del self.out[:sent]
         if not self.out:
             self._watch()
-            if self.client is not None:
+            if self.client is None:
+                if not self.own:
+                    self.free(monotonic())
+            elif not self.own:
                 self.client.pause(False)
 
-    def fit(self, client: Served) -> None:
-        """Give the session the parameters that this client has, in front of whatever it sends next."""
+    def fit(self, client: Served) -> bool:
+        """Give the session the parameters that this client has, in front of whatever it sends next.
+
+        True: that may be sent at once. Values that no server has taken yet may be refused, and nothing must
+        run without them: then `client.fitted()` says when.
+        """
         wanted = client.parameters
         sql = self.parameters.difference(wanted)
         if sql is None:
             self.parameters = client.parameters = self.parameters.adopt(wanted)
+            client.proven = True
         else:
             self.write(self.run_own([sql], self._fitted))
+        return client.proven
 
     def _fitted(self, ok: bool) -> None:
         client = self.client
-        if ok and client is not None:
+        if client is None:
+            return
+        if ok:
             self.parameters = client.parameters = self.parameters.adopt(client.parameters)
+            client.proven = True
+            client.fitted()
+        elif client.proven:  # its messages went out behind
+            self.give_up("a client's parameters could not be set")
+        else:
+            fault = read_fault(self.own_error[5:])
+            client.break_off(fault.code, fault.message)
 
     def run_own(self, queries: Sequence[bytes], done: Callable[[bool], None] | None = None) -> bytes:
         """The pooler's own simple queries: their answers stay here; `done(ok)` follows the last one.
@@ -153,7 +182,7 @@ class ServerConn:
                 return
         if not self._paused:
             self._read()
-        elif mask & ~(QUIET | WRITE):
+        elif mask & ~WRITE:
             self.lost(orderly=False)
 
     def _read(self) -> None:
@@ -190,11 +219,15 @@ class ServerConn:
             if kind == STATUS:
                 self.reported(data[at + 5 : end])
             elif kind == ERROR:
-                self.own_failed = True
-                self.fatal = data[at:end]
+                self.own_answered = True
+                self.own_error = data[at:end]
+                self.note_fatal(data[at:end])
+            elif kind == COMPLETE:
+                self.own_answered = True
             elif kind == READY:
                 self.status = data[at + 5]
-                if self.own:
+                if self.own and self.own_answered:  # else it answers a Sync of the last client: see `free`
+                    self.own_answered = False
                     self.own -= 1
                     if not self.own:
                         self._own_ended()
@@ -208,37 +241,15 @@ class ServerConn:
 
     def _own_ended(self) -> None:
         done, self.own_done = self.own_done, None
-        ok, self.own_failed = not self.own_failed, False
-        if not ok:
-            self.retire = self.retire or "one of the pooler's own queries failed"
         if done is not None:
-            done(ok)
+            done(not self.own_error)
+        self.own_error = b""
 
-    def errored(self, message: bytes) -> None:
-        """An ErrorResponse: what the server skips after it did not happen."""
-        if self.owed:
-            self.skipped(o.settle_error(self.owed))
-        self.copy_in = False
-        self.pool.errors += 1
-        head = message[:128]
+    def note_fatal(self, message: bytes) -> None:
+        """Remember the last word of a server that ends the session."""
+        head = message[:ERROR_HEAD_BYTES]
         if b"VFATAL\0" in head or b"VPANIC\0" in head:
             self.fatal = message
-
-    def tagged(self, tag: bytes) -> None:
-        """A command tag that is not one of the common ones."""
-        self.residue |= residue_of_tag(tag)
-        if tag in FORGETTING_TAGS:
-            self.statements.clear()
-            if self.client is not None:
-                self.client.forget_statements()
-
-    def skipped(self, failed: list[o.Parsed | o.Told]) -> None:
-        """The server skipped these after an error."""
-        for entry in failed:
-            if type(entry) is o.Parsed:
-                self.statements.remove(entry.statement)
-            if self.client is not None:
-                self.client.did_not_happen(entry)
 
     def reported(self, body: bytes) -> None:
         """A ParameterStatus."""
@@ -256,6 +267,8 @@ class ServerConn:
             return
         now = monotonic()
         self.last_used = now
+        self.commits = self.skipping = False
+        self.syncs_ignored = 0
         pool = self.pool
         pool.query_seconds += now - self.query_at
         if self.status == IDLE and not client.skip:
@@ -266,18 +279,47 @@ class ServerConn:
         elif pool.is_statement_mode and not client.skip:
             client.break_off("08P01", "transaction blocks not allowed in statement pooling mode")
 
+    def unasked(self, client: Served) -> None:
+        """What the client sent asks for no answer (the rest of a COPY that failed), and nothing is owed."""
+        if self.client is client and self.status == IDLE and not client.skip and not client.holds:
+            self.leave(client, monotonic())
+
     def leave(self, client: Served, now: float) -> None:
         """The client's use of this session is over; it is in step and idle."""
         self.client = None
+        if self._paused:
+            self.pause(False)
+        if self.out:
+            client.pause(False)
         client.detached(now)
         self.free(now)
 
+    def deserted(self, client: Served) -> None:
+        """The client went away and takes no answers: undo what it began, or close what cannot be shown to be
+        in step."""
+        self.client = None
+        self.pause(False)
+        self.cut = bool(self.out or client.skip)
+        if self.owed or self.skip or self.held or self.cut or self.unsynced or self.own:
+            self.give_up("its client left in the middle of something")
+            return
+        if client.holds:
+            self.residue |= Residue.SUSPECT
+        if self.status == IDLE:
+            self.free(monotonic())
+        else:
+            self.write(self.run_own([b"ROLLBACK"], self.rolled_back))
+
     def free(self, now: float) -> None:
         """Nobody uses it: undo what was left behind, wait for cancels, then give it back."""
-        if self.cancels or self.closing:
-            return  # the last cancel to end calls again
+        if self.cancels or self.out or self.closing:
+            return  # the last cancel to end calls again, and so does the last byte to go
         if self.row is not None:
             self.row.idle()
+        if self.doubtful and not self.retire:
+            self.doubtful = False  # what answers there are come before that to a query of ours
+            self.write(self.run_own([b"SELECT 1"], self.rolled_back))
+            return
         if self.residue and not self.retire:
             if not is_undoable(self.residue):
                 self.retire = "a client left something behind that nothing undoes"
@@ -305,11 +347,11 @@ class ServerConn:
         self.free(monotonic())
 
     def rolled_back(self, ok: bool) -> None:
-        """After the pooler's own ROLLBACK for a client that left."""
+        """After a query of the pooler's own that leaves the session idle."""
         if ok and self.status == IDLE:
             self.free(monotonic())
         else:
-            self.give_up("rollback failed")
+            self.give_up("it could not be shown to be idle")
 
     # ---- the end of the session
 
@@ -327,14 +369,11 @@ class ServerConn:
         if not self.closing:
             self.close_down()
             client, self.client = self.client, None
+            if self.out or (client is not None and client.skip):
+                self.cut = True
             if client is not None:
                 client.server_lost(self, b"")
             self.pool.retire(self, reason)
-
-    def abandon(self, reason: str) -> None:
-        """As give_up, by the client itself: it already knows."""
-        self.client = None
-        self.give_up(reason)
 
     def fault(self) -> None:
         """The reactor found a bug of ours in this connection."""

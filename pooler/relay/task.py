@@ -35,6 +35,7 @@ class TaskClient:
     def __init__(self, pool: Pool) -> None:
         self.holds = True  # the session stays until the block ends, whatever ReadyForQuery says
         self.skip = 0
+        self.proven = True
         self.pool = pool
         self.ticket = Ticket(self.bind, self._refuse, self)
         self.parameters: Any = None
@@ -132,7 +133,10 @@ class TaskClient:
         self.ticket.release()
         self._changed.set()
 
-    def did_not_happen(self, entry: o.Parsed | o.Told) -> None:
+    def fitted(self) -> None:
+        """A task takes the session's parameters as they are."""
+
+    def did_not_happen(self, entry: o.Entry) -> None:
         """A task prepares nothing."""
 
     def forget_statements(self) -> None:

@@ -8,6 +8,7 @@ anything; the functions at the end read and rewrite the bytes of single messages
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from struct import Struct
 
@@ -15,6 +16,7 @@ from pooler.errors import PoolerError, ProtocolViolation
 from pooler.wire.session_state import residue_of_text
 
 SERVER_NAME_PREFIX = b"pooler_"
+COMMITS = re.compile(rb"\b(?:commit|end|prepare\s+transaction)\b", re.IGNORECASE)
 _LENGTH = Struct(">I")
 
 
@@ -27,20 +29,24 @@ class TooManyStatements(PoolerError):
 class Statement:
     """One text with its parameter types. `body` is what follows the name in Parse, `uses` the names for it.
 
-    `residue` is what executing the text may leave behind on a session (see `session_state`): it is found once
-    here and not again at each Bind.
+    `residue` is what executing the text may leave behind on a session (see `session_state`), `commits`
+    whether it may end a transaction: both are found once here and not again at each Bind.
     """
 
-    __slots__ = ("body", "residue", "server_name", "uses")
+    __slots__ = ("body", "commits", "residue", "server_name", "uses")
 
     def __init__(self, server_name: bytes, body: bytes) -> None:
         self.server_name = server_name
         self.body = body
         self.residue = residue_of_text(body.partition(b"\0")[0])
+        self.commits = COMMITS.search(body) is not None
         self.uses = 0
 
     def __repr__(self) -> str:
         return f"<Statement {self.server_name.decode()} {self.uses} uses>"
+
+
+UNSURE = Statement(b"", b"")  # as a session's unnamed statement: it may have one, nobody knows which
 
 
 class Statements:

@@ -1,0 +1,58 @@
+"""What an answer of the server means for what it still owes and for what is known of the session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pooler.relay import owed as o
+from pooler.wire.prepared import UNSURE
+from pooler.wire.session_state import FORGETTING_TAGS, residue_of_tag
+
+if TYPE_CHECKING:
+    from pooler.relay.server import ServerConn
+
+
+def errored(server: ServerConn, message: bytes) -> None:
+    """An ErrorResponse: what the server skips after it did not happen."""
+    owed = server.owed
+    if not o.ends_by_itself(owed):
+        skipped(server, o.settle_error(owed))
+        server.skipping = not owed
+        server.statements.unnamed = UNSURE
+    server.copy_in = False
+    server.doubtful = server.doubtful or server.syncs_ignored > 0
+    server.pool.errors += 1
+    server.note_fatal(message)
+
+
+def skipped(server: ServerConn, failed: list[o.Entry]) -> None:
+    """The server skipped these after an error."""
+    for entry in failed:
+        if type(entry) is o.Parsed:
+            server.statements.remove(entry.statement)
+        elif type(entry) is o.Closed and entry.statement is not None:
+            server.statements.restore(entry.statement)
+        if server.client is not None:
+            server.client.did_not_happen(entry)
+
+
+def copying(server: ServerConn) -> None:
+    """COPY IN begins."""
+    owed = server.owed
+    ignored, server.copy_in = o.settle_copy_in(owed)
+    server.syncs_ignored += ignored
+    if server.copy_in and owed and owed[0] == o.EXECUTE:
+        server.unsynced = True
+
+
+def tagged(server: ServerConn, tag: bytes) -> None:
+    """A command tag that is not one of the common ones."""
+    server.residue |= residue_of_tag(tag)
+    if tag in FORGETTING_TAGS:
+        server.statements.clear()
+        server.statements.unnamed = UNSURE
+        for entry in server.owed:  # sent behind it: these are still to be prepared
+            if type(entry) is o.Parsed and entry.named and entry.statement.server_name:
+                server.statements.restore(entry.statement)
+        if server.client is not None:
+            server.client.forget_statements()
