@@ -17,7 +17,7 @@ import trio
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
 from coordinator.looks import Looker
-from coordinator.service import make_looker, open_store
+from coordinator.opening import make_looker, open_store
 from coordinator.spec import CoordinatorSpec, DatabaseSpec, EtcdSpec
 from coordinator.store.api import Store
 from pooler.errors import FleetUnreachable, UsageFault
