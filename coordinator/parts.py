@@ -70,6 +70,7 @@ class Coordinator:
         self.reconciler.on_unknown.append(lambda db, s: self.workers.tell_owner(db, s, "permit_unknown"))
         self.reconciler.on_released.append(lambda db, _: self.granting.stir(db))
         self._incomplete = trio.Event()
+        self._compared: set[str] = set()  # ledgers whose policy file was held beside the active one
         self.views.on_change.append(self._seen)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -140,7 +141,7 @@ class Coordinator:
         return sums
 
     def _seen(self, view: View) -> None:
-        if view.reachable and not view.complete:
+        if view.reachable and not (view.complete and view.db in self._compared):
             self._incomplete.set()
 
     async def _found(self) -> None:
@@ -152,6 +153,8 @@ class Coordinator:
                 try:
                     if await self.founder.found(view):
                         self.views.hint()
+                    elif view.complete:
+                        self._compared.add(view.db)
                 except (StoreUnavailable, StoreUnknown):
                     pass
             await trio.sleep(FOUNDING_INTERVAL_SECONDS)  # noqa: TID251 - servers tell nobody when they are up

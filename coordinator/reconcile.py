@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from coordinator import inspect
+from coordinator.alerts import Watchlist
 from coordinator.epoch import back_to_active
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
@@ -44,6 +45,7 @@ from coordinator.view import Views
 
 PACE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0)  # after an event; then each lease TTL
 CLOSE_TIMEOUT_SECONDS = 3.0
+ALERT_LEASE_CYCLES = 1  # seen by the pass of the next cycle: so within two
 SETTLE_SECONDS = 0.05  # events come in flocks: one pass for all of them
 
 _log = structlog.get_logger("coordinator.reconcile")
@@ -67,6 +69,7 @@ class Reconciler:
         self._event = trio.Event()
         self._first = {db: FirstLooks() for db in ledgers}
         self._void_said: set[str] = set()
+        self._watchlists = {db: Watchlist() for db in ledgers}
         self.awaiting: dict[str, dict[str, str]] = {db: {} for db in ledgers}
         self.unknown_since_us: dict[str, int] = {}  # the oldest unknown permit, by database
         self.released: Counter[str] = Counter()  # by proof
@@ -124,6 +127,7 @@ class Reconciler:
             await self._revive_epoch(db, fence)
         if await self._mark_orphans(db, snapshot):
             snapshot = await ledger.snapshot()
+        self._alert(db, snapshot)
         cases = unknown_cases(snapshot)
         self._first[db].keep_only(cases, self._clock_us())
         unproven = await self._look_up(db, snapshot, cases) if cases else 0
@@ -255,6 +259,14 @@ class Reconciler:
 
     def _await(self, db: str, case: Case, reason: str) -> None:
         self.awaiting[db][str(case.session.permit)] = reason
+
+    def _alert(self, db: str, snapshot: LedgerSnapshot) -> None:
+        limit_us = int(ALERT_LEASE_CYCLES * self._spec.lease_ttl_seconds * 1_000_000)
+        for session, age_us in self._watchlists[db].look(snapshot, self._clock_us(), limit_us):
+            _log.error(Event.PERMIT_STUCK, database=db, permit=str(session.permit), state=str(session.state),
+                       owner=session.owner, host=session.host, pid=session.pid, ticket=session.ticket,
+                       age_seconds=age_us / 1_000_000,
+                       waits_for=self.awaiting[db].get(str(session.permit), ""))
 
     def _alert_if_void(self, address: str, look: Look) -> None:
         if look.void is None:

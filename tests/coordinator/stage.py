@@ -22,7 +22,7 @@ from coordinator.registry import Registry
 from coordinator.remembered import Remembered
 from coordinator.serve_workers import WorkerServer
 from coordinator.spec import CoordinatorSpec, EtcdSpec
-from coordinator.store.api import Compare, Field, Put, Store, Txn
+from coordinator.store.api import Compare, Field, Lost, Put, Store, Txn, Won
 from coordinator.store.memory import Keyspace, MemoryStore
 from coordinator.view import Views
 from tests.coordinator.parts import Worker, policy_text
@@ -91,11 +91,37 @@ def make_spec(run_dir: Path, **changes: Any) -> CoordinatorSpec:
     return replace(base, **changes)
 
 
+class StallingStore(MemoryStore):
+    """While `stalled` is set, a txn that writes is applied only when it is lifted, and the caller waits."""
+
+    def __init__(self, keyspace: Keyspace) -> None:
+        super().__init__(keyspace)
+        self.lifted = trio.Event()
+        self.lifted.set()
+        self.late: list[Txn] = []
+
+    async def txn(self, txn: Txn) -> Won | Lost:
+        if txn.puts or txn.deletes:
+            try:
+                await self.lifted.wait()
+            except trio.Cancelled:
+                self.late.append(txn)  # whoever is cancelled here does not know what becomes of it
+                raise
+        return await super().txn(txn)
+
+    async def lift(self) -> None:
+        """What was sent lands now, first that of those who went away."""
+        late, self.late = self.late, []
+        for txn in late:
+            await super().txn(txn)
+        self.lifted.set()
+
+
 @dataclass
 class Stage:
     """The parts, running."""
 
-    store: MemoryStore
+    store: StallingStore
     keyspace: Keyspace
     eyes: FakeEyes
     ledger: Ledger
@@ -137,13 +163,13 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    run_dir: Path, *, slots: int = 4, store: Store | None = None, **spec: Any
+    run_dir: Path, *, slots: int = 4, **spec: Any
 ) -> AsyncIterator[Stage]:
     """A founded ledger with the parts of one coordinator; its reconciler runs only when a test calls it."""
     keyspace = found(slots)
     write(keyspace, Put(KEYS.policy(1), encode_policy(load_policy(policy_text(slots, db=DB))[1])))
-    memory = MemoryStore(keyspace)
-    used: Store = store or memory
+    memory = StallingStore(keyspace)
+    used: Store = memory
     eyes = FakeEyes()
     ledger = Ledger(used, KEYS, FLEET, lambda: NOW_US)
     ledgers = {DB: ledger}

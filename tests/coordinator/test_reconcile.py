@@ -17,8 +17,6 @@ from coordinator.store.api import Compare, Field
 from tests.coordinator.stage import DB, NO_FENCE, TTL_SECONDS, Stage, row, stage
 from tests.ledger.ground import BACKEND, FLEET, KEYS, TAG, ask, epoch, record_exit, register, session
 
-OPEN = session(SessionState.OPEN, owner="dead")
-
 
 async def hold(on: Stage, *, slot: int = 0, pid: int = 42, owner: str = "dead", **changes: object) -> Permit:
     """A permit as its owner left it."""
@@ -232,3 +230,22 @@ async def test_a_leader_acts_on_the_event_and_otherwise_within_a_lease_cycle(
         took = trio.current_time() - began
         assert await on.states() == {0: "SESSION_UNKNOWN"}
         assert took < 0.2 if event == "lease" else took <= TTL_SECONDS + 0.1
+
+
+@pytest.mark.parametrize("state", [SessionState.UNKNOWN, SessionState.CLOSING])
+async def test_a_permit_that_stays_unknown_or_closing_is_alerted_once_within_two_lease_cycles(
+    tmp_path: Path, clock: MockClock, state: SessionState
+) -> None:
+    async with stage(tmp_path) as on:
+        register(on.keyspace, "slow")
+        on.eyes.server.rows = [row(42, 5_000)]
+        held = session(state, owner="slow")
+        await on.put(KEYS.session(held.kind, 0), held.encode())
+        with capture_logs() as logs:
+            for _ in range(4):
+                await on.reconcile()
+                with trio.move_on_after(TTL_SECONDS):
+                    await trio.sleep_forever()
+        (alert,) = [line for line in logs if line["event"] == "session_permit_stuck"]
+        assert (alert["owner"], alert["pid"], alert["state"]) == ("slow", 42, str(state))
+        assert alert["age_seconds"] <= 2 * TTL_SECONDS

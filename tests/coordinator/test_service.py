@@ -26,6 +26,7 @@ from tests.coordinator.parts import (
     log_events,
     make_spec,
     open_session,
+    policy_text,
     until_logged,
 )
 from tests.support.etcd import MakeEtcd
@@ -205,10 +206,13 @@ async def test_an_embedded_etcd_keeps_its_data_and_ends_with_its_coordinator(
             pidfd = os.pidfd_open(started["pid"])
             await trio.lowlevel.wait_readable(pidfd)
             os.close(pidfd)
+    spec["databases"][0]["policy"] = policy_text(9)
     async with coordinator(spec) as supervisor:
         await supervisor.serving()
         async with Worker().at(supervisor.socket_path) as worker:
             assert worker.ledgers[DB]["tag"] == tag
+            assert worker.ledgers[DB]["policy"]["serverSessionPermits"] == 4
+        await until_logged(tmp_path, "policy_differs", database=DB)
 
 
 async def test_its_pages_show_health_readiness_metrics_and_the_ledger(spec: dict[str, Any]) -> None:
@@ -263,3 +267,52 @@ async def test_a_specification_that_cannot_be_used_is_one_line_and_exit_code_2(t
         with trio.fail_after(10):
             assert await trio.to_thread.run_sync(supervisor.process.wait) == 2
     assert "lacks 'lease_ttl_seconds'" in log_events(tmp_path)[-1]["why"]
+
+
+def two_hosts(
+    tmp_path: Path, etcd: Etcd, prefix: str, database: Database, **spec: Any
+) -> list[dict[str, Any]]:
+    """The specifications of two hosts of one fleet."""
+    made = []
+    for host in ("host-a", "host-b"):
+        (tmp_path / host).mkdir()
+        one = make_spec(
+            tmp_path / host, hosts=[database.address], endpoints=list(etcd.endpoints), prefix=prefix,
+            monitor={"user": database.monitor, "password": database.monitor_password}, **spec)
+        made.append(one | {"host": host})
+    return made
+
+
+async def test_when_the_leader_dies_another_hosts_coordinator_leads_and_frees(
+    etcd: Etcd, etcd_prefix: str, postgres_newest: Database, tmp_path: Path
+) -> None:
+    a, b = two_hosts(tmp_path, etcd, etcd_prefix, postgres_newest, ttl_seconds=1.0)
+    async with coordinator(a) as first:
+        await first.serving()
+        await until_logged(tmp_path / "host-a", "leader_elected")
+        async with coordinator(b) as second:
+            await second.serving()
+            async with Worker().at(second.socket_path) as stays, Worker().at(first.socket_path) as worker:
+                assert stays.ledgers[DB]["tag"] == worker.ledgers[DB]["tag"]
+                connection = await open_under(worker, await worker.reserve(), postgres_newest)
+                first.process.kill()  # its worker's lease is kept alive by nobody now
+                await trio.to_thread.run_sync(first.process.wait)
+                await until_logged(tmp_path / "host-b", "session_permit_unknown", owner=worker.boot_id)
+                connection.close()
+                released = await until_logged(tmp_path / "host-b", "session_permit_released")
+                assert (released["proof"], released["observer"]) == ("absent", "host-b")
+
+
+async def test_a_waiter_gets_what_another_hosts_worker_gives_back(
+    etcd: Etcd, etcd_prefix: str, postgres_newest: Database, tmp_path: Path
+) -> None:
+    a, b = two_hosts(tmp_path, etcd, etcd_prefix, postgres_newest, slots=1)
+    async with coordinator(a) as first, coordinator(b) as second:
+        await first.serving()
+        await second.serving()
+        async with Worker().at(first.socket_path) as here, Worker().at(second.socket_path) as there:
+            held = await here.reserve()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(there.reserve, 20.0)
+                assert await here.release(held["permit"])
+            assert len(there.permits) == 1

@@ -268,3 +268,18 @@ async def test_a_cancel_key_is_handed_to_the_worker_with_its_ordinal(
         answers = (await a.call("fleet", op="show", args={"what": "pools"}))["answers"]
         assert [answer["value"] for answer in answers] == [{}, {}]
         assert len(on.registry.workers) == 2
+
+
+async def test_a_reservation_whose_outcome_is_unknown_is_voided_until_its_slot_is_free(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        on.store.lifted = trio.Event()
+        began = trio.current_time()
+        assert await refusal(reserve(worker)) == "ledger_unavailable"
+        assert trio.current_time() - began <= 2
+        await on.store.lift()  # only now the reservation lands
+        with trio.move_on_after(5.0):
+            await trio.sleep_forever()
+        assert await on.states() == {}
+        await reserve(worker)
