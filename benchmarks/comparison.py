@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from psycopg.sql import SQL, Literal
+
 from benchmarks.measure import Run, Target, median_of, now, pgbench, resident_bytes
 from benchmarks.sides import POOL_SIZE, SCALE, Sides, both_sides, idle_clients
 
@@ -43,9 +45,8 @@ def compare(plan: Plan, say: Say) -> dict[str, Any]:
                 "peer": _bytes_per_idle(sides.peer(), sides.peer_pids(), plan.idle_clients)}
         say(f"bytes per idle client: {idle['ours']} ours, {idle['peer']} peer")
         runs = {mode: _pair(sides, mode, CPU_CLIENTS, plan.repeats, plan.cpu_seconds, say) for mode in MODES}
-        asked = sides.etcd.requests()
         speed = _pair(sides, "simple", SPEED_CLIENTS, plan.repeats, plan.speed_seconds, say)
-        per_transaction = (sides.etcd.requests() - asked) / sum(run.transactions for run in speed["ours"])
+        etcd = _etcd_requests(sides, plan.speed_seconds)
         config = sides.fleet.config.read_text()
         peer_config = sides.peers["transaction"].file.read_text()
     return {
@@ -53,7 +54,8 @@ def compare(plan: Plan, say: Say) -> dict[str, Any]:
         "cpu_ratio": {mode: _ratio(runs[mode], "cpu_us") for mode in MODES},
         "tps_ratio_2_workers": _ratio(speed, "tps"),
         "bytes_per_idle_client": idle,
-        "etcd_requests_per_transaction": round(per_transaction, 6),
+        "etcd_requests_per_transaction": etcd["per_transaction"],
+        "etcd_requests": etcd,
         "runs": {name: {side: [_shown(run) for run in each] for side, each in pair.items()}
                  for name, pair in {**runs, "speed": speed}.items()},
         "settings": {"workers": WORKERS, "pool_size": POOL_SIZE, "scale": SCALE, "peer_pool_mode": MODES,
@@ -85,10 +87,25 @@ def _bytes_per_idle(target: Target, pids: set[int], count: int) -> int:
             return round((resident_bytes(pids) - before) / count)
 
 
+def _etcd_requests(sides: Sides, seconds: float) -> dict[str, float]:
+    """By etcd's own counters, keep-alives and watches aside: those of a run less those of an idle time as
+    long (the coordinator reads epoch and policy by the clock, load or not). Under one in 20,000 is none."""
+    pids = sides.fleet_pids()
+    start, asked = now(), sides.etcd.requests()
+    run = pgbench(sides.ours, pids, clients=SPEED_CLIENTS, seconds=seconds)
+    loaded, lasted = sides.etcd.requests() - asked, now() - start
+    asked = sides.etcd.requests()
+    sides.server.execute(SQL("SELECT pg_sleep({})").format(Literal(lasted)))
+    idle = sides.etcd.requests() - asked
+    return {"loaded": loaded, "idle": idle, "seconds": round(lasted, 2), "transactions": run.transactions,
+            "per_transaction": round(max(0.0, loaded - idle) / run.transactions, 4)}
+
+
 def _ratio(pair: dict[str, list[Run]], field: str) -> float:
     return round(median_of(pair["ours"], field) / median_of(pair["peer"], field), 3)
 
 
-def _shown(run: Run) -> dict[str, float]:
+def _shown(run: Run) -> dict[str, Any]:
     return {"transactions": run.transactions, "failed": run.failed, "tps": round(run.tps, 1),
-            "latency_ms": run.latency_ms, "cpu_us": round(run.cpu_us, 2)}
+            "latency_ms": run.latency_ms, "cpu_us": round(run.cpu_us, 2),
+            "cpu_us_by_process": {name: round(each, 2) for name, each in run.cpu_us_by_process.items()}}

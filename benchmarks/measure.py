@@ -7,7 +7,7 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,16 @@ class Run:
     failed: int
     tps: float
     latency_ms: float
-    cpu_seconds: float
+    cpu_seconds: Mapping[str, float]  # by charged process
 
     @property
     def cpu_us(self) -> float:
         """CPU of all charged processes per transaction."""
-        return 1e6 * self.cpu_seconds / self.transactions
+        return sum(self.cpu_us_by_process.values())
+
+    @property
+    def cpu_us_by_process(self) -> dict[str, float]:
+        return {name: 1e6 * spent / self.transactions for name, spent in self.cpu_seconds.items()}
 
 
 def find_pgbench() -> Path:
@@ -74,9 +78,9 @@ def pgbench(
     """Raises Void when more than one transaction in a thousand failed, or a client gave up."""
     argv = [str(find_pgbench()), "-n", "-c", str(clients), "-j", "2", "-T", str(max(1, round(seconds))),
             "-M", mode, *more]
-    before = cpu_seconds(pids)
+    before = {pid: cpu_seconds(pid) for pid in pids}
     done = subprocess.run(argv, env=target.environment, capture_output=True, text=True, check=False)
-    spent = cpu_seconds(pids) - before
+    spent = {f"{name_of(pid)} {pid}": cpu_seconds(pid) - before[pid] for pid in pids}
     said = done.stdout
     transactions = int(_figure(said, r"actually processed: (\d+)"))
     failed = int(_figure(said, r"failed transactions: (\d+)"))
@@ -87,9 +91,16 @@ def pgbench(
                _figure(said, r"latency average = ([\d.]+)"), spent)
 
 
-def cpu_seconds(pids: Collection[int]) -> float:
-    """User and system time of these processes so far; one that ended counts no more."""
-    return sum(_stat_ticks(pid) for pid in pids) / _TICKS_PER_SECOND
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far; 0 when it has ended."""
+    words = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / _TICKS_PER_SECOND if words else 0.0
+
+
+def name_of(pid: int) -> str:
+    """What a process is: the module it runs, or its program."""
+    words = _read(f"/proc/{pid}/cmdline").split("\0")
+    return words[words.index("-m") + 1] if "-m" in words else words[0].rpartition("/")[2]
 
 
 def resident_bytes(pids: Collection[int]) -> int:
@@ -103,11 +114,6 @@ def median_of(runs: Sequence[Run], field: str) -> float:
 
 def now() -> float:
     return time.monotonic()
-
-
-def _stat_ticks(pid: int) -> int:
-    words = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(words[11]) + int(words[12]) if words else 0
 
 
 def _read(path: str) -> str:
