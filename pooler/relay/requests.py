@@ -66,7 +66,7 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         elif kind == SYNC:
             if length != 4:
                 raise ProtocolViolation("a Sync with contents")
-            if server.copy_in:
+            if server.copy_in and len(owed) == 1:  # anything else that was sent has ended the copy
                 server.syncs_ignored += 1
             else:
                 owed.append(o.SYNC)

@@ -26,13 +26,14 @@ def errored(server: ServerConn, message: bytes) -> None:
 
 
 def skipped(server: ServerConn, failed: list[o.Entry]) -> None:
-    """The server skipped these after an error."""
+    """The server skipped these after an error. A name that is on its way again means the newer one."""
+    again = {entry.name for entry in server.owed if type(entry) is o.Parsed and entry.forward}
     for entry in failed:
         if type(entry) is o.Parsed:
             server.statements.remove(entry.statement)
         elif type(entry) is o.Closed and entry.statement is not None:
             server.statements.restore(entry.statement)
-        if server.client is not None:
+        if server.client is not None and (type(entry) is not o.Parsed or entry.name not in again):
             server.client.did_not_happen(entry)
 
 
