@@ -138,7 +138,9 @@ class Supervisor:
     async def _attend(self, place: Place, process: Process) -> None:
         self._nursery.start_soon(self._announce, process)
         try:
-            await process.run({"spec": partial(self._spec, place, process)})
+            await process.run({
+            "spec": partial(self._spec, place, process),
+            "reload": self._on_reload, "shutdown": self._on_shutdown})
         finally:
             self._reporter.note_end(process)  # first: the ledger must learn of it even if we die now
         served = place.leave(process)
@@ -176,6 +178,15 @@ class Supervisor:
             "coordinator_socket": str(self._settings.coordinator_socket),
             **self._sockets.for_worker(place.index),
         }
+
+    async def _on_reload(self, args: Args) -> dict[str, Any]:
+        """RELOAD of a console."""
+        return await self.reload()
+
+    async def _on_shutdown(self, args: Args) -> dict[str, Any]:
+        """SHUTDOWN of a console."""
+        self._ask_stop(drain_first=bool(args.get("drain")))
+        return {}
 
     # what others are told
 

@@ -86,7 +86,7 @@ class Worker:
         self.userlist = UserlistFile(settings.auth.file) if settings.auth.file is not None else None
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
         self.commands = Commands(self.registry)
-        self.fleet_view = FleetView(self.registry, self.permits, self.figures, self.commands)
+        self.fleet_view = FleetView(self.registry, self.permits, self.figures, self.commands, link)
         self.entrance = Entrance(
             self.registry, self.count, self.cancel, self._console, self.parts.parameters_of)
         self.acceptors: list[Acceptor] = []
@@ -194,7 +194,7 @@ class Worker:
         """Take no new client and let those here finish."""
         log.info(Event.WORKER_DRAINING, index=self.spec["index"])
         self.shut_doors()
-        await drain_clients(self.registry, args.get("timeout_seconds") or 0.0)
+        await drain_clients(self.registry, self.figures.logins_open, args.get("timeout_seconds") or 0.0)
         return {"clients": len(self.registry.clients)}
 
     async def stop(self, args: Args) -> Args:
@@ -219,6 +219,7 @@ class Worker:
     async def close_everything(self, seconds_max: float) -> None:
         """End clients and sessions; returns when every session is closed, or the time is over."""
         self.shut_doors()
+        self.registry.stopping = True
         end_clients(self.registry)
         with trio.move_on_after(seconds_max):
             for pool in self.registry.pools.values():

@@ -77,6 +77,7 @@ class Growth:
             db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=plan.size_max,
             wait_seconds=RESERVE_WAIT_SECONDS,
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
+            eof_is_proof=plan.eof_is_proof,
         )
         try:
             opened = await open_session(self._pool.parts.permits, ask)

@@ -23,6 +23,7 @@ class PoolPlan:
     query_wait_timeout_seconds: float
     server_lifetime_seconds: float
     settings: PoolSettings
+    eof_is_proof: bool | None = None  # None: where nothing is seen to stand between
 
 
 def plan_for(
@@ -36,6 +37,7 @@ def plan_for(
     lifetime = database.server_lifetime_seconds
     wait = database.query_wait_timeout_seconds
     least = database.min_pool_size
+    proof = settings.failover.server_eof_is_proof
     return PoolPlan(
         name=name,
         ledger=database.ledger,
@@ -48,4 +50,5 @@ def plan_for(
         query_wait_timeout_seconds=settings.pool.query_wait_timeout_seconds if wait is None else wait,
         server_lifetime_seconds=settings.pool.server_lifetime_seconds if lifetime is None else lifetime,
         settings=settings.pool,
+        eof_is_proof=None if proof == "auto" else proof,
     )

@@ -5,21 +5,27 @@ An idle client is told 57P01 and closed; to its driver that is a server that wen
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import monotonic
+
 import trio
 
 from pooler.serve.registry import Registry
 
 LOOK_SECONDS = 0.05
+FIRST_WORD_SECONDS = 1.0  # a client whose login was under way is not turned away before it has said anything
 
 
-async def drain_clients(registry: Registry, timeout_seconds: float) -> None:
+async def drain_clients(
+    registry: Registry, logins_open: Callable[[], int], timeout_seconds: float
+) -> None:
     """Close each client as soon as it has no transaction and waits for none; returns when all are gone, or
-    the time is over."""
+    the time is over. Logins under way are waited for a moment."""
+    began = monotonic()
     with trio.move_on_after(timeout_seconds):
-        while registry.clients:
+        while registry.clients or (logins_open() and monotonic() - began < FIRST_WORD_SECONDS):
             _end_idle(registry)
-            if registry.clients:
-                await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - transactions end in the reactor, unheard
+            await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - transactions end in the reactor, unheard
 
 
 def end_clients(registry: Registry) -> None:
@@ -29,7 +35,10 @@ def end_clients(registry: Registry) -> None:
 
 
 def _end_idle(registry: Registry) -> None:
+    now = monotonic()
     for client in list(registry.clients.values()):
+        if client.requested_at == client.connected_at and now - client.connected_at < FIRST_WORD_SECONDS:
+            continue
         busy = client.ticket.waiting or (client.server is not None and not _between(client.server))
         if not busy and not client.buffer and not client.missing:
             client.break_off("57P01", "terminating connection due to administrator command")

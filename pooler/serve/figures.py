@@ -132,6 +132,7 @@ class Figures:
             "sessions": len(self._registry.parts.servers),
             "sessions_busy": sum(len(pool.core.active) for pool in pools),
             "transactions": sum(pool.transactions for pool in pools),
+            "holders": holders(self._registry),
             "linked": self._permits.statistics().linked,
             "epochs": {db: view.epoch for db, view in self._permits.ledgers.items()},
         }
@@ -185,6 +186,17 @@ class Figures:
         return [{"index": self._index, "boot_id": self.boot_id, "state": status["state"],
                  "clients": status["clients"], "waiting": status["waiting"], "sessions": status["sessions"],
                  "linked": int(status["linked"])}]
+
+
+def holders(registry: Registry, most: int = 5) -> list[str]:
+    """Who keeps this worker from being drained, longest first."""
+    now = monotonic()
+    busy = [(client.requested_at, client) for client in registry.clients.values()
+            if client.server is not None or client.ticket.waiting]
+    busy.sort(key=lambda pair: pair[0])
+    return [f"{client.pool.plan.user}@{client.pool.plan.name} from {client.address}: "
+            f"{'waits' if client.ticket.waiting else 'in transaction'} for {now - since:.0f} s"
+            for since, client in busy[:most]]
 
 
 def pool_totals(pool: Pool) -> s.Totals:

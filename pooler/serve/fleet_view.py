@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.link import Link, LinkLost, LinkRefused
 from pooler.console.session import CommandResult, ConsoleUser, serve_console
-from pooler.errors import FleetUnreachable
+from pooler.errors import FleetUnreachable, PoolerError
 from pooler.net.login import LoggedIn
 from pooler.net.stream import RawSocket
 from pooler.pool.permits import Permits
@@ -17,15 +18,20 @@ from pooler.serve.figures import VERSION, Figures
 from pooler.serve.registry import Registry
 from pooler.settings import Settings
 
-LOCAL_ITEMS = frozenset({"version", "help"})
+
+class ReloadRefused(PoolerError):
+    """The config file has faults: nothing was changed."""
+
+    sqlstate = "F0000"
 
 
 class FleetView:
     """What the console may ask and order."""
 
     def __init__(
-        self, registry: Registry, permits: Permits, figures: Figures, commands: Commands
+        self, registry: Registry, permits: Permits, figures: Figures, commands: Commands, link: Link
     ) -> None:
+        self._supervisor = link
         self._registry = registry
         self._permits = permits
         self._figures = figures
@@ -44,11 +50,22 @@ class FleetView:
         return rows
 
     async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
-        """Carry out a command on every worker."""
+        """Carry out a command on every worker; RELOAD and SHUTDOWN are the supervisor's."""
+        if name.lower() in ("reload", "shutdown"):
+            return await self._tell_supervisor(name.lower(), args)
         answers = await self._ask_all("command", {"name": name, "args": args})
         done = [str(a["worker"]) for a in answers if not a.get("error")]
         failed = {str(a["worker"]): str(a["error"]) for a in answers if a.get("error")}
         return CommandResult(done=done, failed=failed)
+
+    async def _tell_supervisor(self, op: str, args: dict[str, Any]) -> CommandResult:
+        try:
+            answer = await self._supervisor.call(op, drain=bool(args.get("mode")))
+        except (LinkLost, LinkRefused) as failed:
+            raise FleetUnreachable(f"the supervisor does not answer: {failed}") from None
+        if answer.get("refused"):
+            raise ReloadRefused("; ".join(answer["problems"]))
+        return CommandResult(done=["supervisor"])
 
     async def _ask_all(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]]:
         try:

@@ -38,7 +38,8 @@ class Registry:
     clients: dict[bytes, ClientConn] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)
-    draining: bool = False
+    draining: bool = False  # no new clients; those whose login is under way are let in
+    stopping: bool = False  # everybody goes
 
     def pool(self, name: str, user: str, service: str | None, secret: ServerSecret) -> Pool:
         """The pool of this entry and user, made when first asked for; it learns a newer secret."""
