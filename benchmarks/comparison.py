@@ -89,7 +89,7 @@ def _bytes_per_idle(target: Target, pids: set[int], count: int) -> int:
 
 def _etcd_requests(sides: Sides, seconds: float) -> dict[str, float]:
     """By etcd's own counters, keep-alives and watches aside: those of a run less those of an idle time as
-    long (the coordinator reads epoch and policy by the clock, load or not). Under one in 20,000 is none."""
+    long (the coordinator reads epoch and policy by the clock, load or not). Under one in 2,000 is none."""
     pids = sides.fleet_pids()
     start, asked = now(), sides.etcd.requests()
     run = pgbench(sides.ours, pids, clients=SPEED_CLIENTS, seconds=seconds)
@@ -98,7 +98,7 @@ def _etcd_requests(sides: Sides, seconds: float) -> dict[str, float]:
     sides.server.execute(SQL("SELECT pg_sleep({})").format(Literal(lasted)))
     idle = sides.etcd.requests() - asked
     return {"loaded": loaded, "idle": idle, "seconds": round(lasted, 2), "transactions": run.transactions,
-            "per_transaction": round(max(0.0, loaded - idle) / run.transactions, 4)}
+            "per_transaction": round(max(0.0, loaded - idle) / run.transactions, 3)}
 
 
 def _ratio(pair: dict[str, list[Run]], field: str) -> float:
