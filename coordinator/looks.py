@@ -217,7 +217,7 @@ def _connect(address: str, door: Door) -> psycopg.Connection[Any]:
     conninfo = make_conninfo(
         host=host, port=port, user=door.monitor.user, password=door.monitor.password, dbname=door.dbname,
         application_name=door.application_name, connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        options=f"-c statement_timeout={STATEMENT_TIMEOUT_SECONDS}s",
+        options=f"-c statement_timeout={STATEMENT_TIMEOUT_SECONDS}s -c search_path=pg_catalog",
         tcp_user_timeout=STATEMENT_TIMEOUT_SECONDS * 2000, keepalives_idle=5, keepalives_interval=2,
         keepalives_count=3,
     )

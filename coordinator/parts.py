@@ -67,8 +67,8 @@ class Coordinator:
             store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
             store, self.keys, self.ledgers, self.views, looker, spec=spec, now_us=now_us)
-        self.reconciler.on_unknown.append(lambda db, s: self.workers.tell_owner(db, s, "permit_unknown"))
-        self.reconciler.on_released.append(lambda db, _: self.granting.stir(db))
+        self.reconciler.on_unknown.append(self.workers.became_unknown)
+        self.reconciler.on_released.append(self.workers.was_released)
         self._incomplete = trio.Event()
         self._compared: set[str] = set()  # ledgers whose policy file was held beside the active one
         self.views.on_change.append(self._seen)

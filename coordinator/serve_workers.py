@@ -6,7 +6,6 @@ about the worker behind it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 import structlog
@@ -31,7 +30,9 @@ from coordinator.ledger.rules import (
 )
 from coordinator.ledger.states import Actor, Proof, SessionState
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
-from coordinator.registry import Introduction, Local, Registry, Unregistered
+from coordinator.link_guard import guarded, name_of
+from coordinator.link_values import parse_permit, permit_list
+from coordinator.registry import Introduction, Local, Registry
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View, Views
 from coordinator.waiting import Pool
@@ -78,11 +79,27 @@ class WorkerServer:
                 _notify(local.link, "ledger", db=view.db, ledger=ledger)
         self.granting.stir(view.db)
 
-    def tell_owner(self, db: str, session: Session, op: str) -> None:
-        """Notifies the worker of this host that owns the permit, if it is linked."""
+    def became_unknown(self, db: str, session: Session) -> None:
+        """A reaper marked it: its owner, if it is linked here, reasserts what it still holds."""
         local = self.registry.workers.get(session.owner)
         if local is not None and local.link is not None:
-            _notify(local.link, op, db=db, permit=permit_list(session.permit))
+            _notify(local.link, "permit_unknown", db=db, permit=permit_list(session.permit))
+
+    def was_released(self, db: str, session: Session) -> None:
+        """A reaper freed it: an owner that had given it up need not follow it any more."""
+        local = self.registry.workers.get(session.owner)
+        if local is None:
+            self.granting.stir(db)
+            return
+        self.drop(local, db, session.permit)
+        if local.link is not None:
+            _notify(local.link, "permit_gone", db=db, permit=permit_list(session.permit))
+
+    def drop(self, local: Local, db: str, permit: Permit) -> None:
+        """The worker does not hold it any more: whoever waits may try."""
+        pool = local.permits.pop((db, permit), None)
+        if pool is not None:
+            self.granting.freed(local, db, pool)
 
 
 class _Peer:
@@ -96,7 +113,7 @@ class _Peer:
             self.release, self.unknown, self.reassert, self.epoch_ack, self.cancel, self.fleet,
             self.ledger_rows,
         )
-        self._link = Link(stream, {_name(each): _guarded(each) for each in operations})
+        self._link = Link(stream, {name_of(each): guarded(each) for each in operations})
 
     async def run(self) -> None:
         await self._link.run()
@@ -249,7 +266,7 @@ class _Peer:
         if not isinstance(outcome, Voided):
             raise LinkRefused(outcome.code, outcome.detail)
         if outcome.given_back is not None:
-            self._drop(local, db, outcome.given_back)
+            self._server.drop(local, db, outcome.given_back)
         return {}
 
     async def connecting(self, args: Args) -> Args:
@@ -280,10 +297,10 @@ class _Peer:
         if isinstance(outcome, Applied):
             _log.debug(Event.PERMIT_RELEASED, database=db, permit=str(permit), proof=args["proof"],
                        owner=local.boot_id, observer=local.boot_id)
-            self._drop(local, db, permit)
+            self._server.drop(local, db, permit)
             return {"released": True}
         if outcome.code is Code.GONE:
-            self._drop(local, db, permit)
+            self._server.drop(local, db, permit)
             return {"released": False}
         raise LinkRefused(outcome.code, outcome.detail)
 
@@ -293,7 +310,7 @@ class _Peer:
         outcome = await self._ledger(db).apply(command)
         if isinstance(outcome, Refused):
             if outcome.code is Code.GONE:
-                self._drop(local, db, command.permit)
+                self._server.drop(local, db, command.permit)
             raise LinkRefused(outcome.code, outcome.detail)
         return {}
 
@@ -303,11 +320,6 @@ class _Peer:
             if granted == (db, permit):
                 del local.requests[request_id]
                 local.answered.setdefault(db, set()).add(request_id)
-
-    def _drop(self, local: Local, db: str, permit: Permit) -> None:
-        pool = local.permits.pop((db, permit), None)
-        if pool is not None:
-            self._server.granting.freed(local, db, pool)
 
     # ---- for the whole fleet
 
@@ -345,41 +357,6 @@ class _Peer:
 
     def _is_lost(self, db: str) -> bool:
         return bool(self._server.views.views[db].lost) or self._server.ledgers[db].lost
-
-
-def parse_permit(values: Iterable[Any]) -> Permit:
-    """[kind, slot, generation]. Raises ValueError, TypeError."""
-    kind, slot, generation = values
-    return Permit(Kind(kind), int(slot), int(generation))
-
-
-def permit_list(permit: Permit) -> list[Any]:
-    """A permit as the link carries it."""
-    return [str(permit.kind), permit.slot, permit.generation]
-
-
-def _name(handler: Handler) -> str:
-    name: str = getattr(handler, "__name__", "")
-    return name
-
-
-def _guarded(handler: Callable[[Args], Awaitable[Any]]) -> Handler:
-    """What may go wrong in an operation becomes a refusal of that call alone."""
-
-    async def guarded(args: Args) -> Any:
-        try:
-            return await handler(args)
-        except (StoreUnavailable, StoreUnknown) as why:
-            raise LinkRefused(Code.LEDGER_UNAVAILABLE, str(why)) from None
-        except Unregistered as why:
-            raise LinkRefused("unregistered", str(why)) from None
-        except LinkLost as why:
-            raise LinkRefused("worker_gone", str(why)) from None
-        except (KeyError, TypeError, ValueError, AttributeError) as fault:
-            _log.exception(Event.SOMETHING_FAILED, operation=_name(handler))
-            raise LinkRefused("bad_request", f"{type(fault).__name__}: {fault}") from None
-
-    return guarded
 
 
 def _notify(link: Link, op: str, **args: Any) -> None:

@@ -11,8 +11,6 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import structlog
 import trio
@@ -20,6 +18,7 @@ import trio
 from coordinator.etcd_process import EtcdMissing, version_warning
 from coordinator.events import Event
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
+from coordinator.link_guard import guarded
 from coordinator.opening import make_looker, open_store
 from coordinator.parts import Coordinator
 from coordinator.spec import CoordinatorSpec, SpecFault
@@ -52,7 +51,7 @@ class Service:
             "stop": self._stop, "drain": self._nothing, "reload": self._reload, "status": self._status,
             "worker_exited": self._worker_exited,
         }
-        link = Link(_stream(link_fd), {op: _guarded(handler) for op, handler in handlers.items()})
+        link = Link(_stream(link_fd), {op: guarded(handler) for op, handler in handlers.items()})
         code = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
@@ -124,17 +123,6 @@ async def _say_ready(link: Link) -> None:
         await link.call("ready")
     except (LinkLost, LinkRefused):
         return
-
-
-def _guarded(handler: Callable[[Args], Awaitable[Any]]) -> Handler:
-    async def guarded(args: Args) -> Any:
-        try:
-            return await handler(args)
-        except (KeyError, TypeError, ValueError) as fault:
-            _log.exception(Event.SOMETHING_FAILED)
-            raise LinkRefused("bad_request", f"{type(fault).__name__}: {fault}") from None
-
-    return guarded
 
 
 def _stream(fd: int) -> trio.SocketStream:

@@ -19,7 +19,7 @@ import trio
 
 from coordinator.ledger.record import Permit
 from coordinator.link import Args, Link
-from coordinator.serve_workers import parse_permit, permit_list
+from coordinator.link_values import parse_permit, permit_list
 
 DB = "shop/write"
 WAIT_SECONDS = 30.0

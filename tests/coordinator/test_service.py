@@ -17,7 +17,7 @@ import trio
 
 from coordinator.ledger.record import Kind, Permit
 from coordinator.link import LinkRefused
-from coordinator.serve_workers import parse_permit
+from coordinator.link_values import parse_permit
 from pooler.demo.etcd import Etcd
 from tests.coordinator.parts import (
     DB,

@@ -13,7 +13,7 @@ from coordinator.ledger.record import EpochState
 from coordinator.ledger.record import Worker as WorkerRecord
 from coordinator.ledger.rules import MarkOwnerGone
 from coordinator.link import LinkRefused
-from coordinator.serve_workers import parse_permit
+from coordinator.link_values import parse_permit
 from tests.coordinator.parts import Worker
 from tests.coordinator.stage import DB, row, stage
 from tests.ledger.ground import BACKEND, FLEET, KEYS, epoch
@@ -283,3 +283,15 @@ async def test_a_reservation_whose_outcome_is_unknown_is_voided_until_its_slot_i
             await trio.sleep_forever()
         assert await on.states() == {}
         await reserve(worker)
+
+
+async def test_a_permit_that_was_given_up_is_told_gone_when_it_is_proven_and_counts_no_more(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        permit = await opened(worker)
+        await worker.call("unknown", db=DB, permit=permit, abandoned=False)
+        assert sum(on.registry.holdings().values()) == 1
+        await on.reconcile()
+        await worker.until(lambda w: w.told_of("permit_gone") == [{"db": DB, "permit": permit}])
+        assert on.registry.holdings() == {}
