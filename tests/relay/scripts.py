@@ -70,7 +70,7 @@ SCRIPTS: dict[str, list[bytes]] = {
     "parse_skipped": [bind((), "nope") + parse("select 1", "s") + SYNC, run("s"), query("select 2")],
     "portal_named_as_statement": [
         parse("select 3", "n") + SYNC, bind((), "n", "n") + close("P", "n") + SYNC, run("n")],
-    "unnamed_kept": [parse("select $1") + SYNC, bind(["1"]) + execute() + SYNC, bind(["2"]) + execute() + SYNC],
+    "unnamed_kept": [parse("select $1") + SYNC, run("", "1"), run("", "2")],
     "unnamed_dropped_by_query": [parse("select 1") + SYNC, query("select 2"), GROUP + SYNC],
     "function": [call(), query("begin"), call(), query("commit")],
     "copy_in": [query("copy in"), copy_data("1\n") + copy_data("2\n") + COPY_DONE, query("select 1")],
@@ -85,8 +85,10 @@ SCRIPTS: dict[str, list[bytes]] = {
         query("select 1")],
     "copy_extended_at_once": [
         group("copy in") + SYNC + copy_data("1\n") + COPY_DONE + SYNC + query("select 1")],
-    "copy_extended_aborted_by_pipeline": [group("copy in") + SYNC + GROUP + SYNC + GROUP + SYNC, query("select 1")],
-    "copy_extended_bad_row": [group("copy in") + SYNC, copy_data("bad\n") + COPY_DONE + SYNC, query("select 1")],
+    "copy_extended_aborted_by_pipeline": [
+        group("copy in") + SYNC + GROUP + SYNC + GROUP + SYNC, query("select 1")],
+    "copy_extended_bad_row": [
+        group("copy in") + SYNC, copy_data("bad\n") + COPY_DONE + SYNC, query("select 1")],
     "copy_stray": [copy_data("1\n") + COPY_DONE + query("select 1")],
     "statuses": [query("SET TimeZone='Asia/Tokyo'"), query("show TimeZone")],
     "big_rows": [query("rows 40 9000")],

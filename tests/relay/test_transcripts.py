@@ -75,7 +75,9 @@ def test_bytes_one_by_one_change_nothing(name: str) -> None:
     assert pooled.committed == alone.committed
 
 
-@given(name=st.sampled_from(sorted(SCRIPTS)), seed=st.integers(0, 2**32), biggest=st.sampled_from([3, 9, 40, 900]))
+@given(
+    name=st.sampled_from(sorted(SCRIPTS)), seed=st.integers(0, 2**32),
+    biggest=st.sampled_from([3, 9, 40, 900]))
 def test_any_cut_of_the_bytes_changes_nothing(name: str, seed: int, biggest: int) -> None:
     if name not in SMALL:
         biggest = 30_000 + biggest
