@@ -86,6 +86,13 @@ class Child:
             self.process.kill()
             return self.process.wait()
 
+    def wait(self, timeout_seconds: float) -> int:
+        """Its exit status, once it has ended. Raises PartFailed when the time is over first."""
+        try:
+            return self.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise PartFailed(f"{self.argv[0]} has not ended within {timeout_seconds:g} s") from None
+
     def wait_until(self, fact: Callable[[], bool], what: str, timeout_seconds: float = 30) -> None:
         """Return when `fact` holds. Raises PartFailed when the child ends before, or the time is over."""
         deadline = time.monotonic() + timeout_seconds

@@ -17,7 +17,7 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 @dataclass(frozen=True, slots=True)
