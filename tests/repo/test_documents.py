@@ -33,8 +33,9 @@ def commands(text: str) -> set[tuple[str, ...]]:
 
 
 def test_the_readmes_commands_exist() -> None:
-    from pooler.cli.main import app
     from typer.main import get_command
+
+    from pooler.cli.main import app
 
     top = get_command(app)
     missing = []
