@@ -80,7 +80,9 @@ class Keyspace:
         return lease
 
     def expire(self, lease: int) -> None:
-        """End a lease: its keys are deleted in one revision."""
+        """End a lease: its keys are deleted in one revision. One that is gone is no error."""
+        if lease not in self.leases:
+            return
         self.leases.discard(lease)
         keys = tuple(key for key, entry in self.entries.items() if entry.lease == lease)
         self._write(Txn(deletes=tuple(sorted(keys))))

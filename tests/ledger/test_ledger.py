@@ -388,3 +388,36 @@ async def test_a_snapshot_of_a_store_that_is_away_is_an_error_not_an_empty_ledge
     store.down = True
     with pytest.raises(StoreUnavailable):
         await ledger_on(store).snapshot()
+
+
+async def test_a_later_refusal_does_not_settle_an_earlier_unknown_attempt() -> None:
+    w = world(slots=1)
+    store = FaultyStore(w.store, Random(1), Faults(unknown_late=1.0, lands=0.0))
+    ledger = ledger_on(store)
+    await ledger.reserve(ask("r1"))
+    store.faults = Faults(lands=0.0)
+    other = await w.granted("r2", owner="B")
+    answer = await ledger.reserve(ask("r1"))
+    assert isinstance(answer, Refused)
+    assert (answer.code, answer.settled) == (Code.FULL, False)
+    await w.ledger.apply(Release(other.permit, Proof.UNUSED, Actor.OWNER))
+    assert await ledger.void("r1", "A") == Voided(None)
+    await store.land_late()
+    assert session_keys(w.keyspace) == []
+
+
+async def test_what_a_worker_does_not_list_at_hello_is_given_back_but_never_an_open_session() -> None:
+    w = world()
+    session, mine = await opened(w, "r1"), (await w.granted("r2")).permit
+    unheard, others = (await w.granted("r3")).permit, (await w.granted("r4", owner="B")).permit
+    assert await w.ledger.free_unlisted("A", [mine]) == [unheard]
+    assert [standing(w.keyspace, permit) is None for permit in (session, mine, unheard, others)] == [
+        False, False, True, False]
+
+
+async def test_a_hello_that_could_not_give_everything_back_is_not_answered() -> None:
+    w = world()
+    await w.granted("r1")
+    store = FaultyStore(w.store, Random(1), Faults(unknown_not_applied=1.0))
+    with pytest.raises(StoreUnavailable):
+        await ledger_on(store).free_unlisted("A", [])
