@@ -62,6 +62,8 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             owed.append(o.QUERY)
             unsynced = False
             server.statements.unnamed = None  # a simple query drops the unnamed statement
+            if client.statements is not None:
+                client.statements.close(b"")
             client.last_sent = text
         elif kind == SYNC:
             if length != 4:
