@@ -67,8 +67,8 @@ class Coordinator:
             store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
             store, self.keys, self.ledgers, self.views, looker, spec=spec, now_us=now_us)
-        self.reconciler.on_unknown.append(self.workers.became_unknown)
-        self.reconciler.on_released.append(self.workers.was_released)
+        self.reconciler.owners.on_unknown.append(self.workers.became_unknown)
+        self.reconciler.backends.on_released.append(self.workers.was_released)
         self._incomplete = trio.Event()
         self._compared: set[str] = set()  # ledgers whose policy file was held beside the active one
         self.views.on_change.append(self._seen)
@@ -114,9 +114,9 @@ class Coordinator:
         now = now_us()
         return Figures(
             leading=self.election.leading, workers_linked=len(self.registry.linked()),
-            waiting=self.granting.waiting(), released=self.reconciler.released,
+            waiting=self.granting.waiting(), released=self.reconciler.backends.released,
             unknown_age_seconds={db: (now - since) / 1_000_000 if since else 0.0
-                                 for db, since in self.reconciler.unknown_since_us.items()},
+                                 for db, since in self.reconciler.backends.unknown_since_us.items()},
             requests=getattr(self.store, "requests", {}),
         )
 
@@ -126,7 +126,7 @@ class Coordinator:
         rows = []
         for db, ledger in self.ledgers.items():
             rows += inspect.session_rows(
-                db, await ledger.snapshot(), activities, now_us(), self.reconciler.awaiting[db])
+                db, await ledger.snapshot(), activities, now_us(), self.reconciler.backends.awaiting[db])
         return rows
 
     async def sums(self) -> list[dict[str, Any]]:
@@ -135,7 +135,8 @@ class Coordinator:
         sums = []
         for db, ledger in self.ledgers.items():
             snapshot = await ledger.snapshot()
-            rows = inspect.session_rows(db, snapshot, activities, now_us(), self.reconciler.awaiting[db])
+            awaiting = self.reconciler.backends.awaiting[db]
+            rows = inspect.session_rows(db, snapshot, activities, now_us(), awaiting)
             found = inspect.sum_up(snapshot, rows)
             sums.append({"database": db, "line": found.line(), **asdict(found)})
         return sums

@@ -185,8 +185,8 @@ async def stage(
         used, views, ledgers, registry, granting, host="host", ttl_seconds=TTL_SECONDS, rows=rows)
     reconciler = Reconciler(used, FLEET, ledgers, views, eyes, spec=make_spec(run_dir, **spec),
                             now_us=lambda: NOW_US, monotonic=trio.current_time)
-    reconciler.on_unknown.append(workers.became_unknown)
-    reconciler.on_released.append(workers.was_released)
+    reconciler.owners.on_unknown.append(workers.became_unknown)
+    reconciler.backends.on_released.append(workers.was_released)
     async with trio.open_nursery() as nursery:
         await views.refresh()
         nursery.start_soon(views.run)

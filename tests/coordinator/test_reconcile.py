@@ -37,7 +37,7 @@ async def test_permits_of_an_owner_without_key_become_unknown_and_those_of_the_l
         await hold(on, slot=1, pid=43, owner="alive")
         assert await on.reconcile() == 1
         assert await on.states() == {0: "SESSION_UNKNOWN", 1: "OPEN"}
-        assert on.reconciler.awaiting[DB] == {"main/0.7": "pid 42 to end: it is idle"}
+        assert on.reconciler.backends.awaiting[DB] == {"main/0.7": "pid 42 to end: it is idle"}
 
 
 async def test_the_ticket_that_was_running_is_noted_from_the_dead_workers_table(
@@ -65,7 +65,7 @@ async def test_absent_frees_slot_and_seat_and_says_by_which_proof_and_who_saw_it
         assert await on.states() == {}
         (released,) = [line for line in logs if line["event"] == "session_permit_released"]
         assert (released["proof"], released["observer"], released["permit"]) == ("absent", "host", "main/0.7")
-        assert on.reconciler.released == {"absent": 1}
+        assert on.reconciler.backends.released == {"absent": 1}
 
 
 async def test_a_void_look_frees_nothing_and_is_said_once_naming_the_grant(
@@ -86,7 +86,7 @@ async def test_an_unreachable_node_frees_nothing(tmp_path: Path, clock: MockCloc
         on.eyes.server.unreachable = True
         await hold(on)
         assert await on.reconcile() == 1
-        assert "unreachable" in on.reconciler.awaiting[DB]["main/0.7"]
+        assert "unreachable" in on.reconciler.backends.awaiting[DB]["main/0.7"]
 
 
 async def test_a_permit_without_pid_needs_known_death_two_looks_and_a_fresh_connection(
@@ -96,11 +96,11 @@ async def test_a_permit_without_pid_needs_known_death_two_looks_and_a_fresh_conn
         permit = await hold(on, pid=0)
         await on.reconcile()
         await trio.testing.wait_all_tasks_blocked()
-        assert "known dead" in on.reconciler.awaiting[DB][str(permit)]
+        assert "known dead" in on.reconciler.backends.awaiting[DB][str(permit)]
         record_exit(on.keyspace, "dead")
         await on.reconcile()
         connection = on.eyes.connection
-        assert on.reconciler.awaiting[DB][str(permit)] == "a second look"
+        assert on.reconciler.backends.awaiting[DB][str(permit)] == "a second look"
         await on.reconcile()  # at once: too soon
         assert on.eyes.connection == connection
         assert await on.states() == {0: "SESSION_UNKNOWN"}
@@ -108,7 +108,7 @@ async def test_a_permit_without_pid_needs_known_death_two_looks_and_a_fresh_conn
             await trio.sleep_forever()
         await on.reconcile()
         assert on.eyes.connection == connection + 1
-        assert on.reconciler.released == {"never_born": 1}
+        assert on.reconciler.backends.released == {"never_born": 1}
         assert await on.states() == {}
 
 
@@ -121,7 +121,7 @@ async def test_a_late_birth_is_seen_and_keeps_the_permit(tmp_path: Path, clock: 
         with trio.move_on_after(10.0):
             await trio.sleep_forever()
         assert await on.reconcile() == 1
-        assert "pid 99" in on.reconciler.awaiting[DB][str(permit)]
+        assert "pid 99" in on.reconciler.backends.awaiting[DB][str(permit)]
 
 
 async def test_a_restarted_server_frees_what_had_a_pid(tmp_path: Path, clock: MockClock) -> None:
@@ -130,7 +130,7 @@ async def test_a_restarted_server_frees_what_had_a_pid(tmp_path: Path, clock: Mo
         await hold(on, slot=1, pid=0)
         on.eyes.server.backend = replace(BACKEND, postmaster_start_us=9_000)
         await on.reconcile()
-        assert on.reconciler.released == {"restarted": 1}
+        assert on.reconciler.backends.released == {"restarted": 1}
         assert await on.states() == {1: "SESSION_UNKNOWN"}
 
 

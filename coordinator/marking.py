@@ -1,0 +1,96 @@
+"""The owner reaper: permits of owners without a worker key become SESSION_UNKNOWN.
+
+With it, what else a leader settles from one snapshot: a drain whose command died, records of deaths that
+nothing needs any more, and permits that stand too long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from coordinator import inspect
+from coordinator.alerts import Watchlist
+from coordinator.epoch import back_to_active
+from coordinator.events import Event
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.ledger import Applied, Ledger
+from coordinator.ledger.record import EpochState, Session
+from coordinator.ledger.rules import MarkOwnerGone, session_of
+from coordinator.ledger.snapshot import LedgerSnapshot
+from coordinator.reaping import orphans, removable_exits
+from coordinator.store.api import Compare, Store, Txn, Won, absent, unchanged
+
+_log = structlog.get_logger("coordinator.reconcile")
+
+
+class OwnerReaper:
+    """Marks and tidies for the leader. `on_unknown` hears of every permit it marked."""
+
+    def __init__(
+        self, store: Store, keys: FleetKeys, ledgers: dict[str, Ledger], *, run_dir: Path,
+        alert_after_us: int, now_us: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._ledgers = ledgers
+        self._run_dir = run_dir
+        self._alert_after_us = alert_after_us
+        self._now_us = now_us
+        self._watchlists = {db: Watchlist() for db in ledgers}
+        self.on_unknown: list[Callable[[str, Session], None]] = []
+
+    async def mark(self, db: str, snapshot: LedgerSnapshot, fence: Compare, clock_us: int) -> None:
+        """Everything that `snapshot` calls for; `clock_us` is our monotonic clock.
+
+        Raises StoreUnavailable, StoreUnknown.
+        """
+        if snapshot.epoch is not None and snapshot.epoch.state is EpochState.DRAINING:
+            await self._revive_epoch(db, fence)
+        await self._mark_orphans(db, snapshot)
+        self._alert(db, snapshot, clock_us)
+        if snapshot.exits:
+            await self._remove_exits(snapshot, fence)
+
+    async def _mark_orphans(self, db: str, snapshot: LedgerSnapshot) -> None:
+        found = orphans(snapshot)
+        if not found:
+            return
+        activities = inspect.read_activities(self._run_dir)
+        for session in found:
+            doing = activities.get((db, session.permit))
+            ticket = str(doing.ticket_id) if doing is not None and doing.ticket_id else ""
+            outcome = await self._ledgers[db].apply(MarkOwnerGone(session.permit, ticket))
+            if isinstance(outcome, Applied) and outcome.changed and outcome.session is not None:
+                _log.warning(Event.PERMIT_UNKNOWN, database=db, permit=str(session.permit),
+                             owner=session.owner, was=str(session.state), pid=session.pid, ticket=ticket)
+                self._tell(db, outcome.session)
+
+    async def _revive_epoch(self, db: str, fence: Compare) -> None:
+        """A drain whose command died: its lease took its key away, so the old epoch grants again."""
+        if await back_to_active(self._store, self._keys.db(db), self._now_us(), fence=fence):
+            _log.warning(Event.EPOCH_BACK_TO_ACTIVE, database=db, why="the draining command is gone")
+
+    async def _remove_exits(self, snapshot: LedgerSnapshot, fence: Compare) -> None:
+        entries = (await self._store.range(self._keys.every_session())).entries
+        owners = Counter(session_of(entry).owner for entry in entries)
+        for boot_id in removable_exits(snapshot, owners):
+            key = self._keys.worker_exit(boot_id)
+            compares = (fence, unchanged(key, snapshot.exits[boot_id].mod_revision),
+                        absent(self._keys.worker(boot_id)))
+            if isinstance(await self._store.txn(Txn(compares, deletes=(key,))), Won):
+                inspect.remove_table(self._run_dir, boot_id)
+                _log.info(Event.WORKER_FORGOTTEN, worker=boot_id)
+
+    def _alert(self, db: str, snapshot: LedgerSnapshot, clock_us: int) -> None:
+        for session, age_us in self._watchlists[db].look(snapshot, clock_us, self._alert_after_us):
+            _log.error(Event.PERMIT_STUCK, database=db, permit=str(session.permit), state=str(session.state),
+                       owner=session.owner, host=session.host, pid=session.pid, ticket=session.ticket,
+                       age_seconds=age_us / 1_000_000)
+
+    def _tell(self, db: str, session: Session) -> None:
+        for listener in self.on_unknown:
+            listener(db, session)

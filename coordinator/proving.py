@@ -1,0 +1,163 @@
+"""The backend reaper: every permit in SESSION_UNKNOWN is looked up at its server until it is proven gone.
+
+With `reconcile: terminate` a session that a look still shows after `unknown_terminate_after` is told to end;
+that is noted in the permit first, and the proof is needed all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import structlog
+import trio
+
+from coordinator.events import Event
+from coordinator.ledger.ledger import Applied, Ledger
+from coordinator.ledger.proofs import Awaiting, Look, Proven
+from coordinator.ledger.record import Session
+from coordinator.ledger.rules import Release, Terminating
+from coordinator.ledger.snapshot import LedgerSnapshot
+from coordinator.ledger.states import Actor
+from coordinator.looks import Eyes, LookFailed
+from coordinator.reaping import Case, FirstLooks, unknown_cases
+from coordinator.spec import CoordinatorSpec
+from coordinator.store.api import StoreUnavailable, StoreUnknown
+
+_log = structlog.get_logger("coordinator.reconcile")
+
+
+class BackendReaper:
+    """Looks unknown permits up. `awaiting` says what each waits for, `released` counts by proof."""
+
+    def __init__(
+        self, ledgers: dict[str, Ledger], eyes: Eyes, *, spec: CoordinatorSpec, now_us: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledgers = ledgers
+        self._eyes = eyes
+        self._spec = spec
+        self._now_us = now_us
+        self._monotonic = monotonic
+        self._first = {db: FirstLooks() for db in ledgers}
+        self._void_said: set[str] = set()
+        self.awaiting: dict[str, dict[str, str]] = {db: {} for db in ledgers}
+        self.unknown_since_us: dict[str, int] = {}  # the oldest unknown permit, by database: shown
+        self.released: Counter[str] = Counter()
+        self.on_released: list[Callable[[str, Session], None]] = []
+
+    async def prove(self, db: str, snapshot: LedgerSnapshot) -> int:
+        """Looks up every unknown permit of `snapshot`; how many stay unproven."""
+        cases = unknown_cases(snapshot)
+        self._first[db].keep_only(cases, self.clock_us())
+        self.unknown_since_us[db] = min((c.session.state_since_us for c in cases), default=0)
+        unproven = await self._look_up(db, snapshot, cases) if cases else 0
+        if not unproven:
+            self.awaiting[db], self.unknown_since_us[db] = {}, 0
+        return unproven
+
+    def clock_us(self) -> int:
+        """Our monotonic clock."""
+        return int(self._monotonic() * 1_000_000)
+
+    async def _look_up(self, db: str, snapshot: LedgerSnapshot, cases: Sequence[Case]) -> int:
+        by_node: dict[str, list[Case]] = defaultdict(list)
+        for case in cases:
+            by_node[case.backend.address if case.backend else ""].append(case)
+        self.awaiting[db] = {}
+        unproven: list[int] = []
+
+        async def at_node(address: str, group: Sequence[Case]) -> None:
+            try:
+                unproven.append(await self._look_up_at(db, snapshot, address, group))
+            except (StoreUnavailable, StoreUnknown):
+                unproven.append(len(group))  # etcd went away: the next pass tries again
+
+        async with trio.open_nursery() as nursery:  # a node that does not answer holds up no other
+            for address, group in by_node.items():
+                nursery.start_soon(at_node, address, group)
+        return sum(unproven)
+
+    async def _look_up_at(
+        self, db: str, snapshot: LedgerSnapshot, address: str, group: Sequence[Case]
+    ) -> int:
+        if not address:
+            for case in group:
+                self._await(db, case, "nothing says which server it was for: only an attestation helps")
+            return len(group)
+        first, grace = self._first[db], self._spec.orphan_connect_grace_seconds
+        now = self.clock_us()
+        try:
+            look = await self._eyes.look(
+                address, fresh=any(first.wants_fresh(case, now, grace) for case in group))
+        except LookFailed as failed:
+            for case in group:
+                self._await(db, case, f"a look: {failed}")
+            _log.warning(Event.LOOK_FAILED, database=db, why=str(failed), permits=len(group))
+            return len(group)
+        self._alert_if_void(address, look)
+        assert snapshot.head is not None  # reconcile saw to it
+        freed = [await self._judge(db, case, look, snapshot.head.tag) for case in group]
+        return freed.count(False)
+
+    async def _judge(self, db: str, case: Case, look: Look, tag: str) -> bool:
+        """Whether the permit was freed (by whomever)."""
+        grace = self._spec.orphan_connect_grace_seconds
+        verdict = self._first[db].judge(case, look, ledger_tag=tag, grace_seconds=grace)
+        if isinstance(verdict, Proven):
+            return await self._release(db, case, verdict)
+        self._await(db, case, verdict.reason)
+        await self._terminate_if_due(db, case, look, verdict)
+        return False
+
+    async def _release(self, db: str, case: Case, proven: Proven) -> bool:
+        session = case.session
+        outcome = await self._ledgers[db].apply(Release(
+            session.permit, proven.proof, Actor.BACKEND_REAPER, observer=self._spec.host,
+            seen_revision=case.held.mod_revision, exit_revision=case.exit_revision))
+        if not isinstance(outcome, Applied):
+            return False  # it moved meanwhile: the next pass decides anew
+        self.released[str(proven.proof)] += 1
+        _log.warning(
+            Event.PERMIT_RELEASED, database=db, permit=str(session.permit), proof=str(proven.proof),
+            evidence=proven.evidence, owner=session.owner, observer=self._spec.host, pid=session.pid,
+            unknown_seconds=max(0, self._now_us() - session.state_since_us) / 1_000_000)
+        self._tell(db, session)
+        return True
+
+    async def _terminate_if_due(self, db: str, case: Case, look: Look, verdict: Awaiting) -> None:
+        """With `reconcile: terminate`: notes it in the permit first, so that the owner cannot come back."""
+        session = case.session
+        age_us = self.clock_us() - self._first[db].since_us.get(case.key, self.clock_us())
+        due = self._spec.reconcile == "terminate" and (
+            age_us >= self._spec.unknown_terminate_after_seconds * 1_000_000)
+        seen = any((row.pid, row.backend_start_us) == (session.pid, session.backend_start_us)
+                   for row in look.rows)
+        if not due or not session.pid or not seen or look.void is not None:
+            return
+        if session.backend is None or not session.backend.same_server(look.backend):
+            return
+        outcome = await self._ledgers[db].apply(Terminating(session.permit, case.held.mod_revision))
+        if not isinstance(outcome, Applied):
+            return
+        if outcome.changed:
+            _log.warning(Event.PERMIT_TERMINATING, database=db, permit=str(session.permit), pid=session.pid)
+        try:
+            await self._eyes.terminate(look.backend.address, session.pid, session.backend_start_us)
+        except LookFailed as failed:
+            self._await(db, case, f"its termination: {failed}")
+
+    def _await(self, db: str, case: Case, reason: str) -> None:
+        self.awaiting[db][str(case.session.permit)] = reason
+
+    def _alert_if_void(self, address: str, look: Look) -> None:
+        if look.void is None:
+            self._void_said.discard(address)
+        elif address not in self._void_said:
+            self._void_said.add(address)
+            _log.error(Event.LOOK_VOID, node=address, why=look.void)
+
+    def _tell(self, db: str, session: Session) -> None:
+        for listener in self.on_released:
+            listener(db, session)
