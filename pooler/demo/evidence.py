@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -189,7 +189,7 @@ def permit_moves(
     history: list[Seen], owner: str, since: float, began: float
 ) -> list[tuple[float, str]]:
     """One line for each move of a killed worker's permits, all of the same tenth of a second together."""
-    moved: dict[tuple[float, str], list[int]] = {}
+    moved: dict[tuple[int, str], list[tuple[float, int]]] = {}
     for _, seen in lives(history):
         if not any(each.session is not None and each.session.owner == owner for each in seen):
             continue
@@ -197,6 +197,10 @@ def permit_moves(
         for each in seen:
             what = "SESSION_RELEASED" if each.session is None else str(each.session.state)
             if each.at >= since and what in ("SESSION_UNKNOWN", "SESSION_RELEASED"):
-                moved.setdefault((round(each.at - began, 1), what), []).append(slot)
-    return [(at, f"{what}: slots {', '.join(map(str, sorted(slots)))} of the killed worker")
-            for (at, what), slots in moved.items()]
+                moved.setdefault((int(10 * (each.at - since)), what), []).append((each.at - began, slot))
+    return [(min(moves)[0], f"{what}: {_slots(slot for _, slot in moves)} of the killed worker")
+            for (_, what), moves in moved.items()]
+
+
+def _slots(numbers: Iterable[int]) -> str:
+    return f"slots {', '.join(map(str, sorted(numbers)))}"

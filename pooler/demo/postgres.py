@@ -301,7 +301,9 @@ def _reachable(installation: Installation) -> Installation:
 
 
 def _may_execute(program: Path, account: Account) -> bool:
-    tried = subprocess.run(
-        [program, "--version"], capture_output=True, check=False, cwd="/",
-        user=account.uid, group=account.gid, extra_groups=[]) if os.access(program, os.X_OK) else None
-    return tried is not None and tried.returncode == 0
+    try:
+        tried = subprocess.run([program, "--version"], capture_output=True, check=False, cwd="/",
+                               user=account.uid, group=account.gid, extra_groups=[])
+    except PermissionError:
+        return False
+    return tried.returncode == 0
