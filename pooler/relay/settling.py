@@ -18,7 +18,7 @@ def errored(server: ServerConn, message: bytes) -> None:
     if not o.ends_by_itself(owed):
         skipped(server, o.settle_error(owed))
         server.skipping = not owed
-        server.statements.unnamed = UNSURE
+        server.statements.unnamed = UNSURE  # one may have been replaced, or not
     server.copy_in = False
     server.doubtful = server.doubtful or server.syncs_ignored > 0
     server.pool.errors += 1
@@ -30,7 +30,8 @@ def skipped(server: ServerConn, failed: list[o.Entry]) -> None:
     again = {entry.name for entry in server.owed if type(entry) is o.Parsed and entry.forward}
     for entry in failed:
         if type(entry) is o.Parsed:
-            server.statements.remove(entry.statement)
+            if entry.named:  # the same text may be there under its name all the same
+                server.statements.remove(entry.statement)
         elif type(entry) is o.Closed and entry.statement is not None:
             server.statements.restore(entry.statement)
         if server.client is not None and (type(entry) is not o.Parsed or entry.name not in again):

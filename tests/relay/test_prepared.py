@@ -144,6 +144,15 @@ def test_a_clean_up_that_drops_statements_lets_them_come_back() -> None:
         assert w.say(client, run("a")) == "2 D:1 C:SELECT 1 Z:I"
 
 
+def test_an_unnamed_parse_that_was_skipped_leaves_the_named_statement_of_that_text() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        w.say(one, parse("select 1", "s") + SYNC)
+        assert w.say(two, describe("S", "nope") + parse("select 1") + SYNC) == "E:26000 Z:I"
+        w.check_idle()
+        assert w.say(one, run("s")) == "2 D:1 C:SELECT 1 Z:I"
+
+
 def test_nobody_reaches_a_statement_by_the_poolers_own_name() -> None:
     with world() as w:
         one, two = w.client(), w.client()
