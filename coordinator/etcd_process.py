@@ -81,7 +81,7 @@ class EtcdProcess:
         self._directory = directory
         self._binary = binary
         self._data_dir = data_dir or directory / "etcd-data"
-        self._ports = self._remembered() or self._new_ports()
+        self._ports = self._usable_ports()
 
     @property
     def endpoint(self) -> str:
@@ -110,8 +110,6 @@ class EtcdProcess:
             _log.error(Event.ETCD_EXITED, how=_how(process.returncode), log=str(self._log_path))
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
-            if failures >= 1 and not self._port_is_free():
-                self._ports = self._new_ports()
             await trio.sleep(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])  # noqa: TID251 - back-off
             failures += 1
 
@@ -183,14 +181,20 @@ class EtcdProcess:
         self._ports_path.write_text(json.dumps({"client": ports[0], "peer": ports[1]}))
         return ports
 
-    def _port_is_free(self) -> bool:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", self._ports[0]))
-            except OSError:
-                return False
-            return True
+    def _usable_ports(self) -> tuple[int, int]:
+        """Those of before, unless somebody has taken one; commands find them in the file."""
+        ports = self._remembered()
+        return ports if ports is not None and all(map(_is_free, ports)) else self._new_ports()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> None:

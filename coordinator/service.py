@@ -24,17 +24,22 @@ from coordinator.parts import Coordinator
 from coordinator.spec import CoordinatorSpec, SpecFault
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 
+VERSION_RETRY_SECONDS = 5.0
+
 _log = structlog.get_logger("coordinator")
 
 
 async def _warn_of_version(store: Store) -> None:
-    try:
-        status = await store.status()
-    except (StoreUnavailable, StoreUnknown):
+    """Once etcd answers: whether this version is fit to keep a ledger."""
+    while True:
+        try:
+            warning = version_warning((await store.status()).version)
+        except (StoreUnavailable, StoreUnknown):
+            await trio.sleep(VERSION_RETRY_SECONDS)  # noqa: TID251 - back-off towards the store
+            continue
+        if warning is not None:
+            _log.warning(Event.ETCD_VERSION_UNSAFE, why=warning)
         return
-    warning = version_warning(status.version)
-    if warning is not None:
-        _log.warning(Event.ETCD_VERSION_UNSAFE, version=status.version, why=warning)
 
 
 class Service:

@@ -42,6 +42,7 @@ class Server:
     anonymous: set[int] = field(default_factory=set)
     may_see_all: bool = True
     unreachable: bool = False
+    silent: bool = False  # connects and never answers
     authentication_timeout_seconds: float = 1.0
 
 
@@ -63,6 +64,8 @@ class FakeEyes:
         server = self.servers.get(address)
         if server is None or server.unreachable:
             raise LookFailed(f"{address}: unreachable")
+        if server.silent:
+            await trio.sleep_forever()
         self.looks += 1
         self.connection += fresh
         return Look(

@@ -14,7 +14,7 @@ from coordinator.ledger.record import EpochState, Permit
 from coordinator.ledger.states import SessionState
 from coordinator.session_table import SessionTable, encode_who, table_path
 from coordinator.store.api import Compare, Field
-from tests.coordinator.stage import DB, NO_FENCE, TTL_SECONDS, Stage, row, stage
+from tests.coordinator.stage import DB, NO_FENCE, TTL_SECONDS, Server, Stage, row, stage
 from tests.ledger.ground import BACKEND, FLEET, KEYS, TAG, ask, epoch, record_exit, register, session
 
 
@@ -249,3 +249,25 @@ async def test_a_permit_that_stays_unknown_or_closing_is_alerted_once_within_two
         (alert,) = [line for line in logs if line["event"] == "session_permit_stuck"]
         assert (alert["owner"], alert["pid"], alert["state"]) == ("slow", 42, str(state))
         assert alert["age_seconds"] <= 2 * TTL_SECONDS
+
+
+async def test_a_node_that_never_answers_holds_up_neither_the_marks_nor_the_other_nodes(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        on.eyes.server.silent = True
+        other = replace(BACKEND, address="127.0.0.1:5433")
+        on.eyes.servers[other.address] = Server(other)
+        await hold(on)
+        await hold(on, slot=1, pid=43, backend=other)
+        on.nursery.start_soon(on.reconciler.lead, NO_FENCE)
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(1.0):
+            await trio.sleep_forever()
+        assert await on.states() == {0: "SESSION_UNKNOWN"}  # the other is freed
+        register(on.keyspace, "late")
+        await hold(on, slot=2, pid=44, owner="late")
+        on.store.expire(on.keyspace.entries[FLEET.worker("late")].lease)
+        with trio.move_on_after(1.0):
+            await trio.sleep_forever()
+        assert await on.states() == {0: "SESSION_UNKNOWN", 2: "SESSION_UNKNOWN"}

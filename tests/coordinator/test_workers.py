@@ -14,6 +14,7 @@ from coordinator.ledger.record import Worker as WorkerRecord
 from coordinator.ledger.rules import MarkOwnerGone
 from coordinator.link import LinkRefused
 from coordinator.link_values import parse_permit
+from coordinator.serve_workers import FORGET_AT_RECEIPTS
 from tests.coordinator.parts import Worker
 from tests.coordinator.stage import DB, row, stage
 from tests.ledger.ground import BACKEND, FLEET, KEYS, epoch
@@ -295,3 +296,17 @@ async def test_a_permit_that_was_given_up_is_told_gone_when_it_is_proven_and_cou
         await on.reconcile()
         await worker.until(lambda w: w.told_of("permit_gone") == [{"db": DB, "permit": permit}])
         assert on.registry.holdings() == {}
+
+
+async def test_receipts_of_answers_that_were_used_go_while_nothing_is_outstanding(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        for _ in range(FORGET_AT_RECEIPTS):
+            await worker.release(await reserve(worker), db=DB)
+        kept = await reserve(worker, request_id="unheard")
+        assert (await worker.call("heartbeat"))["alive"]
+        receipts = [key for key in on.keyspace.entries if key.startswith(KEYS.receipts())]
+        assert receipts == [KEYS.receipt("unheard")]
+        assert await reserve(worker, request_id="unheard") == kept
+        await reserve(worker)  # its key was put again: what was remembered of it only loses once
