@@ -346,12 +346,19 @@ class Pool:
             waited = now - ticket.queued_at
             ticket.refused(WaitEnded(
                 f"query_wait_timeout: no session of database {self.plan.name!r} for user {self.plan.user!r} "
-                f"became free in {waited:.1f} s{self._why()}"))
+                f"became free in {waited:.1f} s: {self._why()}"))
 
     def _why(self) -> str:
+        """What the wait was for."""
+        view = self.parts.permits.ledgers.get(self.plan.ledger)
         if self.core.paused:
-            return " (paused)"
-        error = self.growth.last_error
-        return f" ({error})" if error is not None else ""
-
-
+            return "the database is paused"
+        if view is None or not view.reachable:
+            return "the ledger is unreachable, so that no new session may be opened"
+        if not view.epoch:
+            return "no server was found yet that can serve it"
+        if not view.serving:
+            return f"epoch {view.epoch} drains"
+        if self.last_error is not None:
+            return str(self.last_error)
+        return f"all {len(self.core.active)} sessions of this worker are in use"
