@@ -299,7 +299,9 @@ class ClientConn:
             data, self.buffer = self.buffer, b""
             self._resume(data)
             return
-        if fatal:  # the server's own last word was passed on: end as it would have ended
+        if fatal or server.skip:
+            # the server's own last word was passed on: end as it would have ended. Or half a message was, and
+            # whatever were said now would be taken for the rest of it
             self.close()
             return
         autocommit = server.status == IDLE and bool(server.owed)
@@ -323,7 +325,8 @@ class ClientConn:
 
     def break_off(self, sqlstate: str, text: str) -> None:
         """FATAL to the client; whatever session it holds is closed."""
-        self.deliver(error_response(Fault("FATAL", sqlstate, text)))
+        if self.server is None or not self.server.skip:  # else it would be taken for the rest of an answer
+            self.deliver(error_response(Fault("FATAL", sqlstate, text)))
         self.left()
 
     def left(self) -> None:

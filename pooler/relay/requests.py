@@ -22,6 +22,7 @@ _length_at = Struct(">I").unpack_from
 
 QUERY, SYNC, PARSE, BIND, DESCRIBE, EXECUTE, CLOSE = 0x51, 0x53, 0x50, 0x42, 0x44, 0x45, 0x43
 FLUSH, TERMINATE, COPY_DATA, COPY_DONE, COPY_FAIL, FUNCTION = 0x48, 0x58, 0x64, 0x63, 0x66, 0x46
+KINDS = frozenset(b"QSPBDECHXdcfF")
 
 
 def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
@@ -123,8 +124,8 @@ def _skip_to_sync(server: ServerConn, data: bytes, at: int) -> int:
     while size - at >= 5:
         kind = data[at]
         length = _length_at(data, at + 1)[0]
-        if not 4 <= length <= MESSAGE_BYTES_MAX:
-            raise ProtocolViolation(f"message {chr(kind)!r} of length {length}")
+        if not 4 <= length <= MESSAGE_BYTES_MAX or kind not in KINDS:
+            raise ProtocolViolation(f"message type {kind} of length {length}")
         if kind == SYNC or kind == TERMINATE:
             server.skipping = False
             break

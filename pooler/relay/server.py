@@ -201,12 +201,15 @@ class ServerConn:
             data = self.held + data
             self.held = b""
         client = self.client
-        if client is None or self.own:
-            data = data[self._own_answers(data) :]
-            client = self.client
-            if client is None or self.closing or not data:
-                return
-        pass_answers(self, data, client)
+        try:
+            if client is None or self.own:
+                data = data[self._own_answers(data) :]
+                client = self.client
+                if client is None or self.closing or not data:
+                    return
+            pass_answers(self, data, client)
+        except IndexError:
+            self.give_up("the server sent a malformed message")
 
     def _own_answers(self, data: bytes) -> int:
         """Answers to the pooler's own queries, or what an idle session says. → where they end."""

@@ -120,7 +120,8 @@ class MiniServer:
             return self._flush()
         try:
             handler(body)
-        except Failed as failed:
+        except (Failed, ValueError, LookupError, struct.error) as fault:
+            failed = fault if isinstance(fault, Failed) else Failed("08P01", "malformed")
             self._fail(failed, extended=kind not in "QFS")
             if kind in "QF":
                 self._ready()

@@ -172,6 +172,25 @@ def test_a_last_word_in_pieces_is_still_the_last_word() -> None:
             assert client.closed
 
 
+@pytest.mark.parametrize("how", ["crash", "give up", "limit"])
+def test_in_the_middle_of_an_answer_nothing_is_said_into_it(how: str) -> None:
+    """An error would be taken for the rest of the row."""
+    with world() as w:
+        client = w.client()
+        w.chop = lambda data: [data[:30_000]]
+        assert w.say(client, query("rows 1 50000")) == "T"
+        if how == "crash":
+            crash(w)
+        elif how == "give up":
+            w.sessions[0].conn.give_up("a test")
+        else:
+            client.conn.break_off("57014", "query_timeout")
+        w.settle()
+        assert client.closed
+        assert client.kinds == ""
+        assert client.got_bytes == 30_000
+
+
 def test_a_session_in_session_mode_takes_its_client_along() -> None:
     """Its settings, temporary tables and listens are gone: nothing may run without them."""
     with world(mode="session") as w:

@@ -38,6 +38,13 @@ class Tasks:
         self.started.append((task, *args))
 
 
+class NoLedger:
+    """Stands for the permits: nothing is known of any ledger."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[str, Any] = {}
+
+
 def whole(data: bytes) -> Iterable[bytes]:
     """Not chopped at all."""
     return [data] if data else []
@@ -165,7 +172,7 @@ class World:
         self.reactor = Reactor()
         self.tracked = TrackedParameters(("IntervalStyle",))
         self.parts = Parts(
-            nursery=cast(Any, self.tasks), reactor=self.reactor, permits=cast(Any, None), table=None,
+            nursery=cast(Any, self.tasks), reactor=self.reactor, permits=cast(Any, NoLedger()), table=None,
             random=Random(0), statements=Statements(), look=TextLook(),
             parameters_of=lambda told: self.tracked.from_statuses(told.items()),
             client_closed=lambda client: None)
