@@ -22,7 +22,6 @@ from pooler.demo import judge, schema
 from pooler.demo.client import RawClient, ServerSaid
 from pooler.demo.fleet import import_path
 from pooler.demo.judge import ServerSeen, Verdict
-from pooler.demo.ledgerwatch import lives
 from pooler.demo.load import Group, LoadSpec
 from pooler.demo.process import Child
 from pooler.demo.serverlog import refusals_from_log, sessions_from_log
@@ -129,8 +128,8 @@ def _judge(here: World) -> list[Verdict]:
     ours = [each for each in sessions_from_log(here.server.log) if each.user == USER]
     refused = [each for each in refusals_from_log(here.server.log) if each.user == USER]
     seen = ServerSeen("server", ours, refused)
-    held = [steps[-1].key for _, steps in lives(here.watch.history) if steps[-1].session is not None]
+    held = here.watch.now()
     tag = next((each.application_name.split(":")[1] for each in ours
                 if each.application_name.startswith(judge.BIRTH_TAG)), "")
     return [judge.judge_budget([seen], PERMITS), judge.judge_permits([seen], list(here.watch.history), tag),
-            Verdict("free", not held and not here.watch.now(), f"permits held at the end: {len(held)}")]
+            Verdict("free", not held, f"permits held at the end: {len(held)}")]

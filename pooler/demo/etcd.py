@@ -12,6 +12,8 @@ import signal
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +43,7 @@ class Member:
     client_port: int
     peer_port: int
     cluster: str
+    data: Path
     child: Child | None = None
 
     @property
@@ -51,7 +54,7 @@ class Member:
         """Start it; it may still be electing when this returns."""
         peer = f"http://127.0.0.1:{self.peer_port}"
         self.child = Child(
-            [binary, "--name", self.name, "--data-dir", self.directory / self.name,
+            [binary, "--name", self.name, "--data-dir", self.data,
              "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
              "--initial-cluster", self.cluster, "--initial-cluster-state", "new",
@@ -90,7 +93,8 @@ class Etcd:
         self.die_signal = die_signal
         ports = [(f"m{number}", free_ports(2)) for number in range(members)]
         cluster = ",".join(f"{name}=http://127.0.0.1:{port + 1}" for name, port in ports)
-        self.members = [Member(name, directory, port, port + 1, cluster) for name, port in ports]
+        self.members = [
+            Member(name, directory, port, port + 1, cluster, directory / name) for name, port in ports]
 
     @property
     def endpoints(self) -> list[str]:
@@ -131,6 +135,23 @@ class Etcd:
             if "LeaseKeepAlive" not in labels and 'grpc_method="Watch"' not in labels
             and "Health" not in labels
         )
+
+
+@contextmanager
+def reopened(data: Path, name: str) -> Iterator[str]:
+    """An etcd on the data that another of that name left behind; yields its endpoint. Raises PartFailed."""
+    binary = find_etcd()
+    if binary is None:
+        raise PartFailed("no etcd")
+    port = free_ports(2)
+    member = Member(name, data.parent, port, port + 1, f"{name}=http://127.0.0.1:{port + 1}", data)
+    member.start(binary)
+    try:
+        assert member.child is not None
+        member.child.wait_until(member.is_healthy, "etcd opens its data again")
+        yield f"127.0.0.1:{port}"
+    finally:
+        member.kill()
 
 
 def _get(url: str) -> bytes:

@@ -13,12 +13,14 @@ from typing import Any
 
 from psycopg import sql
 
-from coordinator.ledger.record import Kind
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.record import Kind, Session
 from coordinator.ledger.states import SessionState
 from pooler.demo import judge, schema
 from pooler.demo.client import RawClient
+from pooler.demo.etcd import reopened
 from pooler.demo.judge import ServerSeen, Verdict, Writes
-from pooler.demo.ledgerwatch import Seen, lives
+from pooler.demo.ledgerwatch import LedgerWatch, Seen, lives
 from pooler.demo.parts import BATCH, CONSOLE, DBNAME, PASSWORDS, PERMITS, SHOP, WORKERS, Parts
 from pooler.demo.postgres import Server
 from pooler.demo.run import AROUND_SECONDS, TRANSACTIONS_MIN, Told
@@ -94,10 +96,18 @@ class Evidence:
                                      told.drained.end + AROUND_SECONDS, WRITES_AROUND_DRAIN_MIN))
         self._add(self._counts())
         if fleet_stopped:
-            left = [seen[-1].key for _, seen in lives(history) if seen[-1].session is not None]
-            self._add(Verdict("free", not left, f"permits still held after the fleet's end: {len(left)}"))
+            left = self._left()
+            self._add(Verdict("free", not left, f"permits still held after the fleet's end: {len(left)}"
+                              + "".join(f"; {each.permit} {each.state}" for each in left[:3])))
         self._describe(servers, history)
         return self.outcome
+
+    def _left(self) -> list[Session]:
+        """The permits in the data of the etcd that ended with the fleet."""
+        [member] = self.parts.fleet.run_dir.rglob("member")
+        with reopened(member.parent, "pooler") as endpoint:
+            plan = self.parts.fleet.plan
+            return list(LedgerWatch(endpoint, FleetKeys("pooler", plan.name), plan.ledger).now().values())
 
     def _add(self, verdict: Verdict) -> None:
         self.outcome.verdicts.append(verdict)
