@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from coordinator.events import Event
-from coordinator.ledger.keys import FleetKeys, only
-from coordinator.ledger.record import Record
+from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.record import Record, UnknownSchema
 from coordinator.store.api import (
     Compare,
     Field,
@@ -66,25 +66,27 @@ class Election:
         """Campaigns for ever; `lead(fence)` runs while elected and is cancelled when that ends."""
         while True:
             try:
+                standing = await self._store.read(self._key)
+                if standing.entries:
+                    self.holder = _decode(standing.entries[0].value)
+                    await self._wait_for_vacancy(standing.revision)
+                    continue
+                sent = trio.current_time()
                 lease = await self._store.lease(self._ttl)
                 try:
-                    await self._campaign(lease, lead)
+                    await self._campaign(lease, sent, lead)
                 finally:
                     await _give_back(lease)
             except (StoreUnavailable, StoreUnknown):
                 await trio.sleep(self._ttl / 3)  # noqa: TID251 - back-off towards an unreachable store
 
-    async def _campaign(self, lease: Lease, lead: Callable[[Compare], Awaitable[None]]) -> None:
-        sent = trio.current_time()
+    async def _campaign(self, lease: Lease, sent: float, lead: Callable[[Compare], Awaitable[None]]) -> None:
         outcome = await self._store.txn(
-            Txn((absent(self._key),), (Put(self._key, self._value, lease.id),), reads=(only(self._key),)))
+            Txn((absent(self._key),), (Put(self._key, self._value, lease.id),)))
         if isinstance(outcome, Lost):
-            entries = outcome.reads[0] if outcome.reads else ()
-            self.holder = Leader.decode(entries[0].value) if entries else None
-            await self._wait_for_vacancy(outcome.revision)
-            return
+            return  # another was faster
         fence = Compare(self._key, Field.CREATE, outcome.revision)
-        self.fence, self.holder = fence, Leader.decode(self._value)
+        self.fence, self.holder = fence, _decode(self._value)
         _log.info(Event.LEADER_ELECTED, revision=outcome.revision)
         try:
             async with trio.open_nursery() as nursery:
@@ -116,6 +118,14 @@ class Election:
                     if any(change.key == self._key and change.entry is None for change in batch):
                         return
             await trio.sleep(self._ttl / 3)  # noqa: TID251 - the watch broke: not at once again
+
+
+def _decode(raw: bytes) -> Leader | None:
+    """Who leads; None if a newer version wrote it in a way that this one cannot read."""
+    try:
+        return Leader.decode(raw)
+    except (UnknownSchema, ValueError):
+        return None
 
 
 async def _give_back(lease: Lease) -> None:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from coordinator.events import Event
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.record import UnknownSchema
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View
@@ -138,7 +139,7 @@ def make_app(shown: Shown) -> Starlette:
             with trio.move_on_after(SCRAPE_TIMEOUT_SECONDS):
                 try:
                     held[db] = await ledger.snapshot()
-                except (StoreUnavailable, StoreUnknown, ValueError):
+                except (StoreUnavailable, StoreUnknown, UnknownSchema, ValueError):
                     continue  # pooler_ledger_reachable says so
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Scrape(shown.figures(), shown.views_now(), held))
@@ -150,6 +151,8 @@ def make_app(shown: Shown) -> Starlette:
                 return JSONResponse({"ledgers": await shown.sums(), "sessions": await shown.rows()})
         except (StoreUnavailable, StoreUnknown, trio.TooSlowError) as why:
             return JSONResponse({"error": f"etcd does not answer: {why}"}, 503)
+        except (UnknownSchema, ValueError) as why:
+            return JSONResponse({"error": f"the ledger cannot be read: {why}"}, 503)
 
     return Starlette(routes=[
         Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics),

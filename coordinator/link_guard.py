@@ -31,8 +31,13 @@ def guarded(handler: Handler) -> Handler:
             raise LinkRefused("unregistered", str(why)) from None
         except LinkLost as why:
             raise LinkRefused("worker_gone", str(why)) from None
+        except LinkRefused:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as fault:
             _log.exception(Event.SOMETHING_FAILED, operation=name_of(handler))
             raise LinkRefused("bad_request", f"{type(fault).__name__}: {fault}") from None
+        except Exception as fault:  # one faulty operation must not take the host's coordinator down
+            _log.exception(Event.SOMETHING_FAILED, operation=name_of(handler))
+            raise LinkRefused("failed", f"{type(fault).__name__}: {fault}") from fault
 
     return serve

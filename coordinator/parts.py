@@ -19,6 +19,7 @@ from coordinator.granting import Granting
 from coordinator.http import Figures, serve_http
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.record import UnknownSchema
 from coordinator.link import Args
 from coordinator.looks import Eyes
 from coordinator.reconcile import Reconciler
@@ -174,7 +175,7 @@ class Coordinator:
                 for ledger in self.ledgers.values() if dead else ():
                     snapshot = await ledger.snapshot()
                     dead -= {held.session.owner for held in snapshot.sessions} | snapshot.workers.keys()
-            except (StoreUnavailable, StoreUnknown, ValueError):
+            except (StoreUnavailable, StoreUnknown, UnknownSchema, ValueError):
                 continue
             for boot_id in dead:
                 inspect.remove_table(run_dir, boot_id)

@@ -130,8 +130,8 @@ class BackendReaper:
         """With `reconcile: terminate`: notes it in the permit first, so that the owner cannot come back."""
         session = case.session
         age_us = self.clock_us() - self._first[db].since_us.get(case.key, self.clock_us())
-        due = self._spec.reconcile == "terminate" and (
-            age_us >= self._spec.unknown_terminate_after_seconds * 1_000_000)
+        old = session.terminating or age_us >= self._spec.unknown_terminate_after_seconds * 1_000_000
+        due = self._spec.reconcile == "terminate" and old
         seen = any((row.pid, row.backend_start_us) == (session.pid, session.backend_start_us)
                    for row in look.rows)
         if not due or not session.pid or not seen or look.void is not None:

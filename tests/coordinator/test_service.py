@@ -168,7 +168,7 @@ async def test_while_etcd_is_away_workers_are_served_and_growth_resumes_by_itsel
             assert not (await worker.call("heartbeat"))["alive"]
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(worker.reserve, 25.0)  # waits, and gets its permit once etcd is back
-                await trio.to_thread.run_sync(own.start)
+                own.start()  # here: it ends with the thread that started it
             await worker.until(lambda w: bool(w.ledgers[DB]["reachable"]))
             with trio.fail_after(20):
                 while (await worker.hello())["registered"] is not True:
