@@ -40,6 +40,7 @@ from coordinator.waiting import Pool
 HELLO_TIMEOUT_SECONDS = 5.0
 ASK_WORKER_TIMEOUT_SECONDS = 5.0
 FORGET_AT_RECEIPTS = 32
+REPEAT_SECONDS = 0.1
 
 _log = structlog.get_logger("coordinator.workers")
 
@@ -108,6 +109,7 @@ class _Peer:
     def __init__(self, server: WorkerServer, stream: trio.abc.Stream) -> None:
         self._server = server
         self._local: Local | None = None
+        self._greeted = trio.Event()
         operations: tuple[Handler, ...] = (
             self.hello, self.heartbeat, self.reserve, self.void, self.connecting, self.open, self.closing,
             self.release, self.unknown, self.reassert, self.epoch_ack, self.cancel, self.fleet,
@@ -116,11 +118,23 @@ class _Peer:
         self._link = Link(stream, {name_of(each): guarded(each) for each in operations})
 
     async def run(self) -> None:
-        await self._link.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._repeat_ledgers)
+            await self._link.run()
+            nursery.cancel_scope.cancel()
         local = self._local
         if local is not None and local.link is self._link:
             local.link = None
             _log.warning(Event.WORKER_LINK_LOST, worker=local.boot_id)
+
+    async def _repeat_ledgers(self) -> None:
+        """A change that was told while hello was being answered may have been overtaken by the answer."""
+        while True:
+            await self._greeted.wait()
+            self._greeted = trio.Event()
+            await trio.sleep(REPEAT_SECONDS)  # noqa: TID251 - until the answer has surely been taken in
+            for db, view in self._server.views.views.items():
+                _notify(self._link, "ledger", db=db, ledger=view.for_workers())
 
     # ---- being there
 
@@ -135,6 +149,7 @@ class _Peer:
         unknown, gone = await self._introduce(local, args)
         server.registry.workers[who.boot_id] = local
         local.link, self._local = self._link, local
+        self._greeted.set()
         _log.info(Event.WORKER_REGISTERED, worker=who.boot_id, index=who.index, ordinal=local.ordinal,
                   permits=len(local.permits), settled=local.settled)
         return {

@@ -310,3 +310,11 @@ async def test_receipts_of_answers_that_were_used_go_while_nothing_is_outstandin
         assert receipts == [KEYS.receipt("unheard")]
         assert await reserve(worker, request_id="unheard") == kept
         await reserve(worker)  # its key was put again: what was remembered of it only loses once
+
+
+async def test_a_change_that_the_answer_to_hello_overtook_is_told_again(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        worker.ledgers[DB]["epoch"]["number"] = 0  # as an older answer would leave it
+        await worker.until(lambda w: w.ledgers[DB]["epoch"]["number"] == 1)
