@@ -9,10 +9,10 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from pooler.admission.ticket import Ticket
+from pooler.admission.ticket import Ticket, TicketState
 from pooler.errors import BackendLost, NotServing, OutcomeUnknown, PoolerError, WaitEnded
 from pooler.relay import owed as o
-from pooler.relay.reactor import GONE, QUIET, READ, WRITE, Reactor
+from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
 from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_owed, refuse_unsent
 from pooler.relay.requests import pass_requests
 from pooler.wire.messages import Fault, error_response
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 RECV_BYTES = 65_536
 
 IDLE = 0x49
+
+QUEUED = TicketState.QUEUED
 
 
 class ClientConn:
@@ -128,18 +130,9 @@ class ClientConn:
 
     def on_event(self, mask: int) -> None:
         """The reactor's call."""
-        if mask & WRITE and self.out:
-            self._flush()
-            if self.closing:
-                return
-        if mask & ~WRITE:
-            if self._paused or self.out:
-                if mask & GONE:
-                    self.left()
-            else:
-                self._read()
-
-    def _read(self) -> None:
+        if mask != IN or self._paused or self.out or self.ticket.state is QUEUED:
+            self._on_rarer(mask)
+            return
         try:
             data = self.recv(RECV_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -147,27 +140,27 @@ class ClientConn:
         except OSError:
             self.left()
             return
-        if not data:
+        if data:
+            self._take(data)
+        else:
             self.left()
+
+    def _on_rarer(self, mask: int) -> None:
+        if mask & WRITE and self.out:
+            self._flush()
+        if self.closing or not mask & ~WRITE:
             return
-        self._take(data)
+        if mask & GONE and (self._paused or self.out or self.ticket.waiting):
+            self.left()
+        elif self.ticket.waiting:
+            self.pause(True)  # it sends on while it waits; most do not, and are left in the epoll as they are
+        elif not self._paused and not self.out:
+            self.on_event(IN)
 
     def _take(self, data: bytes) -> None:
         self.pool.received_bytes += len(data)
-        if self.missing:
-            assert self.chunks is not None
-            self.chunks.append(data)
-            self.missing -= len(data)
-            if self.missing > 0:
-                return
-            data = b"".join(self.chunks)
-            self.chunks = None
-            self.missing = 0
-        elif self.buffer:
-            data = self.buffer + data
-            self.buffer = b""
-        if self.dropping:
-            data = drop(self, data)
+        if self.missing or self.buffer or self.dropping:
+            data = self._assemble(data)
             if not data:
                 return
         while self.server is None:
@@ -175,6 +168,22 @@ class ClientConn:
             if not data:
                 return
         self._pass(data)
+
+    def _assemble(self, data: bytes) -> bytes:
+        """What had come before, with what came now. → what is to be served."""
+        if self.missing:
+            assert self.chunks is not None
+            self.chunks.append(data)
+            self.missing -= len(data)
+            if self.missing > 0:
+                return b""
+            data = b"".join(self.chunks)
+            self.chunks = None
+            self.missing = 0
+        elif self.buffer:
+            data = self.buffer + data
+            self.buffer = b""
+        return drop(self, data) if self.dropping else data
 
     def _pass(self, data: bytes) -> None:
         assert self.server is not None
@@ -200,7 +209,6 @@ class ClientConn:
             return self._bind(server, now, data)
         if ticket.waiting:
             self.buffer = data
-            self.pause(True)
             return b""
         return refuse_unsent(self, pool.last_error or NotServing("no session can be had"), data)
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
+from time import monotonic
 
 import structlog
 import trio
 
 from pooler.observe.events import Event
 
+IN = select.EPOLLIN
 READ = select.EPOLLIN | select.EPOLLRDHUP
 QUIET = select.EPOLLRDHUP  # nothing is read, but a peer that leaves is noticed
 WRITE = select.EPOLLOUT
 GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 EVENTS_MAX = 256
-# How often the epoll is asked again before trio gets its turn: trio's own loop costs as much as several
-# messages, and a bounded number of turns keeps every task's wait well under a millisecond.
-TURNS_MAX = 16
+# A turn of trio's own loop costs as much as several messages. So while messages keep coming the reactor asks
+# its epoll again, waiting up to a millisecond for the next ones, and lets trio have its turn after a bounded
+# time: what other tasks wait for may be that much late, never more.
+LINGER_SECONDS = 0.001
+TURN_SECONDS_MAX = 0.002
 
 log = structlog.get_logger()
 
@@ -62,10 +66,9 @@ class Reactor:
     def _turn(self) -> None:
         handlers = self._handlers
         poll = self._epoll.poll
-        for _ in range(TURNS_MAX):
-            events = poll(0, EVENTS_MAX)
-            if not events:
-                return
+        end = monotonic() + TURN_SECONDS_MAX
+        wait_seconds = 0.0
+        while events := poll(wait_seconds, EVENTS_MAX):
             self.turns += 1
             for fd, mask in events:
                 handler = handlers.get(fd)  # an earlier event of this batch may have removed it
@@ -74,6 +77,9 @@ class Reactor:
                         handler(mask)
                     except Exception:  # noqa: BLE001 - see _fault
                         self._fault(fd)
+            if monotonic() >= end:
+                return
+            wait_seconds = LINGER_SECONDS
 
     def _fault(self, fd: int) -> None:
         # our own bug in one connection must not take the others down; it is loud and counted

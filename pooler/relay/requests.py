@@ -31,15 +31,9 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
     Raises ProtocolViolation, MessageTooLong, TooManyStatements: then nothing of it was sent.
     """
     size = len(data)
-    at = client.skip
-    if at:
-        if client.tail is not None:
-            _look_on(client, server, data)
-        if at > size:
-            client.skip = at - size
-            server.write(data)
-            return
-        client.skip = 0
+    at = _pass_rest(client, server, data) if client.skip else 0
+    if at < 0:
+        return
     if server.skipping:
         at = _skip_to_sync(server, data, at)
     server.query_at = client.requested_at
@@ -53,11 +47,7 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         end = at + 1 + length
         if kind == QUERY:
             text = data[at + 5 : end]
-            if end > size:
-                client.tail = b""
-                _look_on(client, server, text)
-            else:
-                server.residue |= client.pool.look(text)
+            server.residue |= client.pool.look(text) if end <= size else _look_first(client, text)
             if owed and COMMITS.search(client.last_sent):
                 server.commits = True
             owed.append(o.QUERY)
@@ -68,7 +58,7 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             client.last_sent = text
         elif kind == SYNC:
             if length != 4:
-                raise ProtocolViolation("a Sync with contents")
+                raise ProtocolViolation(f"a Sync of length {length}")
             if server.copy_in and len(owed) == 1:  # anything else that was sent has ended the copy
                 server.syncs_ignored += 1
             else:
@@ -133,12 +123,25 @@ def _skip_to_sync(server: ServerConn, data: bytes, at: int) -> int:
     return at
 
 
-def _look_on(client: ClientConn, server: ServerConn, data: bytes) -> None:
-    """Look at the next part of a query that passes in pieces."""
-    assert client.tail is not None
-    seen = client.tail + data[: client.skip or len(data)]
-    server.residue |= client.pool.look_at_piece(seen)
-    client.tail = None if client.skip and client.skip <= len(data) else seen[-LONGEST_WORD_BYTES:]
+def _pass_rest(client: ClientConn, server: ServerConn, data: bytes) -> int:
+    """The next part of a message that passes in pieces. → where it ends, or -1: all of `data` is of it, and
+    was sent."""
+    at = client.skip
+    if client.tail is not None:  # of a query, whose text is to be looked at
+        seen = client.tail + data[:at]
+        server.residue |= client.pool.look_at_piece(seen)
+        client.tail = None if at <= len(data) else seen[-LONGEST_WORD_BYTES:]
+    client.skip = max(0, at - len(data))
+    if at <= len(data):
+        return at
+    server.write(data)
+    return -1
+
+
+def _look_first(client: ClientConn, text: bytes) -> int:
+    """What the beginning of a query that passes in pieces may leave behind."""
+    client.tail = text[-LONGEST_WORD_BYTES:]
+    return client.pool.look_at_piece(text)
 
 
 def _pass_rarer(client: ClientConn, server: ServerConn, kind: int) -> bool:

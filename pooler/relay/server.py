@@ -176,16 +176,14 @@ class ServerConn:
 
     def on_event(self, mask: int) -> None:
         """The reactor's call."""
-        if mask & WRITE and self.out:
+        if self.out and mask & WRITE:
             self._flush()
             if self.closing:
                 return
-        if not self._paused:
-            self._read()
-        elif mask & ~WRITE:
-            self.lost(orderly=False)
-
-    def _read(self) -> None:
+        if self._paused:
+            if mask & ~WRITE:
+                self.lost(orderly=False)
+            return
         try:
             data = self.recv(RECV_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -277,8 +275,15 @@ class ServerConn:
         if self.status == IDLE and not client.skip:
             if client.holds:
                 client.transaction_ended(now)
-            else:
+            elif self.residue or self.retire or self.cancels or self.out or self._paused or self.doubtful:
                 self.leave(client, now)
+            else:
+                self.client = None
+                client.detached(now)
+                if self.row is not None:
+                    self.row.idle()
+                if not pool.core.give(self, now):
+                    pool.retire(self, RETIRED)
         elif pool.is_statement_mode and not client.skip:
             client.break_off("08P01", "transaction blocks not allowed in statement pooling mode")
 

@@ -18,6 +18,7 @@ def errored(server: ServerConn, message: bytes) -> None:
     if not o.ends_by_itself(owed):
         skipped(server, o.settle_error(owed))
         server.skipping = not owed
+        server.unsynced = server.unsynced or not owed  # a query that seemed to end the group is skipped too
         server.statements.unnamed = UNSURE  # one may have been replaced, or not
     server.copy_in = False
     server.doubtful = server.doubtful or server.syncs_ignored > 0

@@ -115,6 +115,8 @@ class MiniServer:
         handler: Callable[[bytes], None] | None = getattr(self, f"_on_{kind}", None)
         if kind in "dcf":
             return b""  # what is left of a COPY that failed
+        if kind == "H":
+            return self._flush()
         if handler is None:
             self._say_fatal("08P01", f"invalid frontend message type {ord(kind)}")
             return self._flush()
@@ -126,7 +128,7 @@ class MiniServer:
             if kind in "QF":
                 self._ready()
             return self._flush()
-        return self._flush() if kind in "QFSH" or self.copy else b""
+        return self._flush() if kind in "QFS" or self.copy else b""
 
     def _fail(self, failed: Failed, *, extended: bool) -> None:
         self._out += error(failed.code, str(failed))
@@ -159,9 +161,6 @@ class MiniServer:
     def _on_S(self, body: bytes) -> None:
         self._skipping = False
         self._ready()
-
-    def _on_H(self, body: bytes) -> None:
-        pass
 
     def _on_X(self, body: bytes) -> None:
         self.leave()
@@ -268,7 +267,7 @@ class MiniServer:
     # ---- commands
 
     def _describe(self, text: str) -> bool:
-        shown = re.match(r"(?:select|show|whoami|rows|fatal row)\b", text, re.IGNORECASE) is not None
+        shown = re.match(r"(?:select|show|rows)\b", text, re.IGNORECASE) is not None
         if shown:
             self._out += columns(b"v")
         return shown
@@ -315,9 +314,6 @@ class MiniServer:
     def _select(self, value: str) -> None:
         self._out += row(value.encode())
         self._tag("SELECT 1")
-
-    def _whoami(self) -> None:
-        self._select(str(self.pid))
 
     def _rows(self, count: str, size: str) -> None:
         self._out += row(b"x" * int(size)) * int(count)
@@ -387,7 +383,6 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     ("commit", MiniServer._commit),
     ("rollback", MiniServer._rollback),
     (r"insert (\S+)", MiniServer._insert),
-    ("whoami", MiniServer._whoami),
     (r"rows (\d+) (\d+)", MiniServer._rows),
     ("select 1/0", MiniServer._fail_now),
     ("die", MiniServer._die),

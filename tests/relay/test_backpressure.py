@@ -99,7 +99,7 @@ def stop_in_copy(w: World) -> None:
     w.say(client, query("copy in"))
     session = w.sessions[0]
     session.stopped = True
-    w.send(client, copy_data("bad" + "x" * 10) + copy_data("y" * 600_000) + copy_data("z" * 100_000) + COPY_DONE)
+    w.send(client, copy_data("bad" + "x" * 10) + copy_data("y" * 700_000) + COPY_DONE)
     w.settle()
     assert session.conn.out
     assert client.conn._paused

@@ -69,7 +69,9 @@ def test_a_violation_ends_that_client_only(name: str, state: str) -> None:
         assert w.sessions[0].mini.committed == []
 
 
-@given(garbage=st.binary(min_size=1, max_size=200), first=st.sampled_from(sorted(SCRIPTS)), cut=st.integers(0, 60))
+@given(
+    garbage=st.binary(min_size=1, max_size=200), first=st.sampled_from(sorted(SCRIPTS)),
+    cut=st.integers(0, 60))
 def test_rubbish_never_reaches_the_reactor_as_an_exception(garbage: bytes, first: str, cut: int) -> None:
     with world() as w:
         client = w.client()
@@ -85,11 +87,13 @@ def test_rubbish_never_reaches_the_reactor_as_an_exception(garbage: bytes, first
 
 SERVER_RUBBISH = st.one_of(
     st.binary(min_size=1, max_size=100),
-    st.builds(lambda kind, body: message(kind, body),
-              st.sampled_from([bytes([k]) for k in b"ZCETDGHWnst123IAKNRSVcdv"]), st.binary(max_size=30)))
+    st.builds(
+        message, st.sampled_from([bytes([k]) for k in b"ZCETDGHWnst123IAKNRSVcdv"]), st.binary(max_size=30)))
 
 
-@given(rubbish=st.lists(SERVER_RUBBISH, min_size=1, max_size=5), when=st.sampled_from(["idle", "query", "group"]))
+@given(
+    rubbish=st.lists(SERVER_RUBBISH, min_size=1, max_size=5),
+    when=st.sampled_from(["idle", "query", "group"]))
 def test_a_server_that_talks_rubbish_never_raises_in_the_reactor(rubbish: list[bytes], when: str) -> None:
     with world() as w:
         client, other = w.client(), w.client()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
 from pooler.demo.client import FLUSH, SYNC, parse, query
@@ -141,4 +139,4 @@ def test_a_refused_group_waits_for_its_sync_before_it_says_ready() -> None:
         assert w.say(client, query("select 1")) == "", "as a server after an error: skipped to the Sync"
         assert w.say(client, SYNC) == "Z:I"
         w.say(holder, query("commit"))
-        assert w.say(client, cast(bytes, query("select 2"))) == "T D:2 C:SELECT 1 Z:I"
+        assert w.say(client, query("select 2")) == "T D:2 C:SELECT 1 Z:I"

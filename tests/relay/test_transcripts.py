@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pooler.demo.client import Inbox, Message
+from pooler.demo.client import FLUSH, SYNC, Inbox, Message, parse, query
 from tests.relay.miniserver import MiniServer
 from tests.relay.scripts import SCRIPTS
 from tests.relay.world import Chop, bytewise, whole, world
@@ -62,6 +62,18 @@ def test_a_script_gives_the_servers_own_transcript(name: str) -> None:
     heard, (pooled,) = through(SCRIPTS[name], whole)
     assert heard == expected
     assert pooled.committed == alone.committed
+
+
+def test_an_error_that_skips_half_a_query_waits_for_the_sync() -> None:
+    for cut in range(1, len(query("select 1"))):
+        with world() as w:
+            one, two = w.client(), w.client()
+            assert w.say(one, parse("bad") + FLUSH + query("select 1")[:cut]) == "E:42601"
+            assert w.say(one, query("select 1")[cut:]) == ""
+            assert w.say(two, query("select 2")) == "", "the session is not in step"
+            assert w.say(one, SYNC) == "Z:I"
+            assert two.kinds == "T D:2 C:SELECT 1 Z:I"
+            w.check_idle()
 
 
 SMALL = [name for name, steps in SCRIPTS.items() if sum(map(len, steps)) < 2_000]
