@@ -70,7 +70,7 @@ class PoolCore(Generic[S]):
 
     def request(self, ticket: Ticket) -> S | None:
         """Bind an idle session to a started ticket, or queue it. Latest returned first."""
-        if self.idle and not self.waiting and not self.blocked:
+        if self.idle and not self.waiting and self.serving and not self.paused:
             session = self.idle.pop()
             ticket.bind(session)
             self.active.add(session)
@@ -97,13 +97,13 @@ class PoolCore(Generic[S]):
         if self.shed or not self.usable(session, now):
             self.shed = max(0, self.shed - 1)
             return False
-        if not self.paused:
-            ticket = self._next_waiting()
-            if ticket is not None:
-                ticket.bind(session)
-                self.active.add(session)
-                ticket.granted(session)
-                return True
+        if self.waiting and not self.paused:
+            ticket = next(iter(self.waiting))
+            del self.waiting[ticket]
+            ticket.bind(session)
+            self.active.add(session)
+            ticket.granted(session)
+            return True
         session.idle_since = now
         self.idle.append(session)
         return True

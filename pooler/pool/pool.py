@@ -29,7 +29,7 @@ from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
 from pooler.relay.reactor import Reactor
-from pooler.relay.server import ServerConn
+from pooler.relay.server import RETIRED, ServerConn
 from pooler.relay.task import TaskClient
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import Statements
@@ -120,7 +120,7 @@ class Pool:
     def give(self, server: ServerConn, now: float) -> None:
         """A free, clean session comes back."""
         if server.retire or not self.core.give(server, now):
-            self.retire(server, server.retire or "its time is over, or others wait for its permit")
+            self.retire(server, server.retire or RETIRED)
 
     def waited(self, seconds: float) -> None:
         """A ticket that had to wait was granted."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pooler.relay.served import Served
 
 RECV_BYTES = 65_536
+RETIRED = "its time is over, or others wait for its permit"
 _length_at = Struct(">I").unpack_from
 
 IDLE, IN_TRANSACTION, FAILED = 0x49, 0x54, 0x45  # ReadyForQuery's I, T, E
