@@ -39,10 +39,20 @@ class Tasks:
 
 
 class NoLedger:
-    """Stands for the permits: nothing is known of any ledger."""
+    """Stands for the permits: nothing is known of any ledger; what is told it is remembered."""
 
     def __init__(self) -> None:
         self.ledgers: dict[str, Any] = {}
+        self.ended: list[tuple[str, Permit]] = []
+
+    async def closing(self, db: str, permit: Permit) -> None:
+        """A session is about to be closed."""
+
+    def released(self, db: str, permit: Permit, proof: Any) -> None:
+        self.ended.append(("released", permit))
+
+    def unknown(self, db: str, permit: Permit, *, abandoned: bool) -> None:
+        self.ended.append(("unknown", permit))
 
 
 def whole(data: bytes) -> Iterable[bytes]:
@@ -184,6 +194,7 @@ class World:
         self.sessions: list[Session] = []
         self.clients: list[Client] = []
         self.chop: Chop = whole
+        self.dialled = 0
         for _ in range(sessions):
             self.open_session()
 
@@ -191,21 +202,26 @@ class World:
 
     def open_session(self) -> Session:
         """One more session becomes idle, or goes to who waits."""
-        near, far = socket.socketpair()
-        near.setblocking(False)
-        far.setblocking(False)
-        number = len(self.sessions) + 1
-        backend = Backend("127.0.0.1:1")
-        opened = OpenSession(
-            sock=near, pid=number, secret_key=b"key", parameters=dict(PARAMETERS), db="db/write",
-            permit=Permit(Kind.MAIN, number, number), epoch=0, backend=backend, backend_start_us=0,
-            facts=SessionFacts(number, 0, backend, "", 0, "", 0, {}), eof_is_proof=True)
+        opened, far = self.dial()
         conn = self.pool.adopt(opened)
-        session = Session(MiniServer(pid=number), near, far, conn)
+        session = Session(MiniServer(pid=opened.pid), opened.sock, far, conn)
         self.sessions.append(session)
         self.pool.core.opening += 1
         self.pool.core.opened(conn, 0.0)
         return session
+
+    def dial(self) -> tuple[OpenSession, socket.socket]:
+        """A session as it is opened, and the server's end of it."""
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        far.setblocking(False)
+        self.dialled += 1
+        number = self.dialled
+        backend = Backend("127.0.0.1:1")
+        return OpenSession(
+            sock=near, pid=number, secret_key=b"key", parameters=dict(PARAMETERS), db="db/write",
+            permit=Permit(Kind.MAIN, number, number), epoch=0, backend=backend, backend_start_us=0,
+            facts=SessionFacts(number, 0, backend, "", 0, "", 0, {}), eof_is_proof=True), far
 
     def client(self, buffer_bytes: int = 0, **startup: str) -> Client:
         """A logged-in client."""

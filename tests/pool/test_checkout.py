@@ -1,0 +1,220 @@
+"""`async with pool.checkout()`: however and wherever it ends, the session is given back or closed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from pooler.errors import BackendLost, NotServing, WaitEnded
+from pooler.pool import growth
+from pooler.pool.opener import OpenSession
+from pooler.pool.pool import Pool
+from pooler.relay.task import QueryFailed
+from tests.pool.cancelling import run_cancelled
+from tests.relay.miniserver import MiniServer
+from tests.relay.world import World, world
+
+
+@dataclass
+class Running:
+    """A pool whose reactor runs and whose sessions are served by tasks."""
+
+    world: World
+    nursery: trio.Nursery
+    minis: list[MiniServer] = field(default_factory=list)
+
+    @property
+    def pool(self) -> Pool:
+        return self.world.pool
+
+    async def open_session(self, *_: Any) -> OpenSession:
+        """As the opener, with a session of our own."""
+        await trio.lowlevel.checkpoint()
+        opened, far = self.world.dial()
+        mini = MiniServer(pid=opened.pid)
+        self.minis.append(mini)
+        self.nursery.start_soon(self.serve, mini, trio.SocketStream(trio.socket.from_stdlib_socket(far)))
+        return opened
+
+    async def serve(self, mini: MiniServer, stream: trio.SocketStream) -> None:
+        async with stream:
+            while not mini.ended:
+                try:
+                    data = await stream.receive_some(65_536)
+                    if not data:
+                        mini.leave()
+                    elif answer := mini.feed(data):
+                        await stream.send_all(answer)
+                except trio.BrokenResourceError:
+                    mini.leave()
+
+    async def check_whole(self) -> None:
+        """Nobody holds or awaits anything, nothing is half done, and another is served."""
+        await wait_all_tasks_blocked()
+        core = self.pool.core
+        core.check()
+        assert (len(core.active), core.opening, core.closing, len(core.waiting)) == (0, 0, 0, 0)
+        assert len(core.idle) == len(self.pool.parts.servers) == sum(not mini.ended for mini in self.minis)
+        assert all(mini.status == "I" and not mini.pending for mini in self.minis if not mini.ended)
+        async with self.pool.checkout() as client:
+            assert await client.query("select 7") == [[b"7"]]
+        await wait_all_tasks_blocked()
+        assert len(core.active) == 0
+
+
+@asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch, size: int = 2) -> AsyncIterator[Running]:
+    """A pool of `size`, nothing opened yet."""
+    with world(0) as made:
+        made.pool.core.size_max = size
+        async with trio.open_nursery() as nursery:
+            run = Running(made, nursery)
+            monkeypatch.setattr(growth, "open_session", run.open_session)
+            made.parts.nursery = nursery
+            nursery.start_soon(made.reactor.run)
+            yield run
+            nursery.cancel_scope.cancel()
+        for server in made.parts.servers:
+            server.sock.close()
+
+
+async def work(pool: Pool) -> int:
+    async with pool.checkout() as client:
+        await client.query("begin")
+        await client.query("insert a")
+        await client.query("commit")
+    return 1
+
+
+async def test_a_cancel_at_any_step_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    fired = True
+    while fired:
+        async with running(monkeypatch, size=1) as run:
+            fired, _ = await run_cancelled(lambda run=run: work(run.pool), steps)  # type: ignore[misc]
+            await run.check_whole()
+            assert all(mini.committed in ([], ["a"]) for mini in run.minis)
+        steps += fired
+    print(f"cancelled at each of {steps} steps")  # noqa: T201 - how far the test reached
+    assert steps > 4
+
+
+async def test_a_cancel_at_any_step_of_a_wait_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session comes free while it waits, so that the cancel meets the grant as well."""
+    for steps in range(4):
+        async with running(monkeypatch, size=1) as run:
+            async with trio.open_nursery() as nursery, run.pool.checkout():
+                nursery.start_soon(run_cancelled, lambda run=run: work(run.pool), steps)
+                await wait_all_tasks_blocked()
+            await run.check_whole()
+            assert len(run.minis) <= 2
+
+
+async def test_a_grant_and_a_cancel_at_the_same_instant_give_the_session_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch, size=1) as run:
+        waiter = trio.CancelScope()
+
+        async def wait() -> None:
+            with waiter:
+                await work(run.pool)
+
+        async with trio.open_nursery() as nursery:
+            async with run.pool.checkout():
+                nursery.start_soon(wait)
+                await wait_all_tasks_blocked()
+            waiter.cancel()  # the block above has just granted it, and its task has not run yet
+        assert waiter.cancelled_caught
+        assert run.minis[0].committed == []
+        await run.check_whole()
+        assert len(run.minis) == 1
+
+
+async def test_two_of_two_held_the_third_gets_its_time_out_and_one_end_serves_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch) as run, run.pool.checkout():
+        done = trio.Event()
+
+        async def third() -> None:
+            with pytest.raises(WaitEnded):
+                async with run.pool.checkout(timeout_seconds=0.0):
+                    raise AssertionError("there was none to be had")
+            done.set()
+
+        async def fourth(outcome: list[Any]) -> None:
+            async with run.pool.checkout() as client:
+                outcome += await client.query("select 4")
+
+        async with trio.open_nursery() as nursery:
+            outcome: list[Any] = []
+            async with run.pool.checkout():
+                nursery.start_soon(third)
+                await wait_all_tasks_blocked()
+                run.pool.expire(monotonic())
+                await done.wait()
+                nursery.start_soon(fourth, outcome)
+                await wait_all_tasks_blocked()
+                assert outcome == []
+                assert run.pool.core.total == 2
+        assert outcome == [[b"4"]]
+        assert run.pool.core.total == len(run.minis) == 2
+
+
+@pytest.mark.parametrize("how", ["exception", "return", "in transaction", "query fails"])
+async def test_whatever_happens_in_the_block_the_session_is_given_back(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(pool: Pool) -> None:
+        async with pool.checkout() as client:
+            await client.query("select 1")
+            if how == "exception":
+                raise KeyError(how)
+            if how == "return":
+                return
+            await client.query("begin")
+            await client.query("insert a" if how == "in transaction" else "select 1/0")
+
+    async with running(monkeypatch) as run:
+        expected = {"exception": KeyError, "query fails": QueryFailed}
+        if how in expected:
+            with pytest.raises(expected[how]):
+                await use(run.pool)
+        else:
+            await use(run.pool)
+        await run.check_whole()
+        assert len(run.minis) == 1, "the session was kept"
+        assert run.minis[0].committed == []
+
+
+async def test_a_session_that_dies_in_the_block_is_reported_and_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch) as run:
+        async with run.pool.checkout() as client:
+            with pytest.raises(BackendLost):
+                await client.query("die")
+            with pytest.raises(BackendLost):
+                await client.query("select 1")
+        await run.check_whole()
+
+
+async def test_a_pool_that_stops_refuses_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, size=1) as run, trio.open_nursery() as nursery:
+        async def wait() -> None:
+            with pytest.raises(NotServing):
+                async with run.pool.checkout():
+                    raise AssertionError("it was granted")
+
+        async with run.pool.checkout():
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            run.pool.stop()
