@@ -31,7 +31,7 @@ class Plan:
     idle_clients: int
 
 
-QUICK = Plan(repeats=2, cpu_seconds=3, speed_seconds=4, idle_clients=2_000)
+QUICK = Plan(repeats=2, cpu_seconds=3, speed_seconds=3, idle_clients=2_000)
 FULL = Plan(repeats=5, cpu_seconds=10, speed_seconds=20, idle_clients=5_000)
 
 

@@ -52,6 +52,9 @@ def test_a_session_is_an_interval_with_its_startup_application_name(
         dsn = server.dsn("app", password="secret", application_name=f"pooler:t:m{number}.7")
         with psycopg.connect(dsn) as connection:
             connection.execute("SET application_name = 'another|name'")
+    assert server.child is not None
+    server.child.wait_until(  # a backend writes its last line after its client has gone
+        lambda: all(i.end is not None for i in sessions_from_log(server.log)), "every session has ended")
     found = [i for i in sessions_from_log(server.log) if i.user == "app"]
     assert [i.application_name for i in found] == [f"pooler:t:m{n}.7" for n in range(3)]
     assert all(i.end is not None and i.end >= i.start and i.database == "postgres" for i in found)
