@@ -84,22 +84,37 @@ class Granting:
 
     async def reserve(self, local: Local, db: str, ask: Reserve, wait_seconds: float) -> Granted | Refused:
         """A permit within `wait_seconds`, or the last reason why not."""
-        line, pool = self._lines[db], Pool(db, ask.dbname, ask.user)
-        deadline = trio.current_time() + wait_seconds
-        local.asking += 1
-        try:
-            outcome: Granted | Refused = Refused(Code.FULL, "others wait already")
-            if not line.queue.must_wait_behind(pool):
-                outcome = await self._try(db, ask, deadline)
-            if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and wait_seconds > 0:
-                waiter = Waiter(local.boot_id, pool, outcome.code)
-                outcome = await self._wait(line, waiter, ask, deadline, outcome)
-        finally:
-            local.asking -= 1
+        outcome: Granted | Refused = Refused(Code.VOIDED, "the worker registers anew", settled=False)
+        with trio.CancelScope() as scope:
+            local.attempts[scope] = ask.request_id
+            try:
+                outcome = await self._reserve(local, db, ask, trio.current_time() + wait_seconds)
+            finally:
+                del local.attempts[scope]
+                if not local.attempts:
+                    local.quiet.set()
         if isinstance(outcome, Granted):
-            self._note(local, db, pool, ask, outcome)
+            self._note(local, db, ask, outcome)
         elif not outcome.settled:
             self._void_later(local, db, ask)
+        return outcome
+
+    async def interrupt(self, local: Local) -> None:
+        """Ends what this worker has asked for and not got; it is told `voided` and may ask anew."""
+        for scope in tuple(local.attempts):
+            scope.cancel()
+        while local.attempts:
+            local.quiet = trio.Event()
+            await local.quiet.wait()
+
+    async def _reserve(self, local: Local, db: str, ask: Reserve, deadline: float) -> Granted | Refused:
+        line, pool = self._lines[db], Pool(db, ask.dbname, ask.user)
+        outcome: Granted | Refused = Refused(Code.FULL, "others wait already")
+        if not line.queue.must_wait_behind(pool):
+            outcome = await self._try(db, ask, deadline)
+        if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and trio.current_time() < deadline:
+            waiter = Waiter(local.boot_id, pool, outcome.code)
+            outcome = await self._wait(line, waiter, ask, deadline, outcome)
         return outcome
 
     def freed(self, local: Local, db: str, pool: Pool) -> None:
@@ -112,8 +127,8 @@ class Granting:
                 break
         self.stir(db)
 
-    def _note(self, local: Local, db: str, pool: Pool, ask: Reserve, granted: Granted) -> None:
-        local.permits[db, granted.permit] = pool
+    def _note(self, local: Local, db: str, ask: Reserve, granted: Granted) -> None:
+        local.permits[db, granted.permit] = Pool(db, ask.dbname, ask.user)
         local.requests[ask.request_id] = (db, granted.permit)
         _log.debug(Event.PERMIT_RESERVED, database=db, permit=str(granted.permit), worker=local.boot_id)
 

@@ -73,7 +73,8 @@ class Local:
     permits: dict[tuple[str, Permit], Pool] = field(default_factory=dict)
     requests: dict[str, tuple[str, Permit]] = field(default_factory=dict)  # granted, not yet heard of again
     answered: dict[str, set[str]] = field(default_factory=dict)  # by database: receipts that may go
-    asking: int = 0  # reservations of it in progress here
+    attempts: dict[trio.CancelScope, str] = field(default_factory=dict)  # its reservations in progress here
+    quiet: trio.Event = field(default_factory=trio.Event)  # none of them is left
     exited: bool = False
     settled: bool = False  # its permits and the ledger's were compared since both could be heard
     renewing: trio.Lock = field(default_factory=trio.Lock)

@@ -13,6 +13,7 @@ import trio
 
 from coordinator.events import Event
 from coordinator.granting import Granting
+from coordinator.greeting import Greeter
 from coordinator.ledger.ledger import Applied, Granted, Ledger, Voided
 from coordinator.ledger.record import Kind, Permit, Session, backend_from
 from coordinator.ledger.reservation import Reserve
@@ -26,18 +27,15 @@ from coordinator.ledger.rules import (
     Refused,
     Release,
     Unknown,
-    session_of,
 )
-from coordinator.ledger.states import Actor, Proof, SessionState
+from coordinator.ledger.states import Actor, Proof
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded, name_of
 from coordinator.link_values import parse_permit, permit_list
 from coordinator.registry import Introduction, Local, Registry
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View, Views
-from coordinator.waiting import Pool
 
-HELLO_TIMEOUT_SECONDS = 5.0
 ASK_WORKER_TIMEOUT_SECONDS = 5.0
 FORGET_AT_RECEIPTS = 32
 REPEAT_SECONDS = 0.1
@@ -63,6 +61,7 @@ class WorkerServer:
         self.ledgers = ledgers
         self.registry = registry
         self.granting = granting
+        self.greeter = Greeter(store, views, ledgers, registry, granting)
         self.host = host
         self.ttl_seconds = ttl_seconds
         self.rows = rows
@@ -146,7 +145,7 @@ class _Peer:
             cancel_address=args.get("cancel_address") or "", schemas=tuple(args.get("schemas") or (1,)))
         local = server.registry.workers.get(who.boot_id) or Local(who)
         local.who = who
-        unknown, gone = await self._introduce(local, args)
+        heard = await server.greeter.greet(local, self._link, args)
         server.registry.workers[who.boot_id] = local
         local.link, self._local = self._link, local
         self._greeted.set()
@@ -157,101 +156,30 @@ class _Peer:
             "lease_ttl_seconds": server.ttl_seconds,
             "registered": local.settled,
             "ledgers": {db: view.for_workers() for db, view in server.views.views.items()},
-            "unknown": unknown,
-            "gone": gone,
+            "unknown": heard.unknown,
+            "gone": heard.gone,
         }
 
-    async def _introduce(self, local: Local, args: Args) -> tuple[list[Any], list[Any]]:
-        """Registers it and settles its permits; while etcd is away, a worker known here is only linked."""
-        local.settled = False
-        known = local.boot_id in self._server.registry.workers
-        if known and not self._server.views.reachable:
-            return [], []
-        try:
-            with trio.fail_after(HELLO_TIMEOUT_SECONDS):
-                await self._server.registry.register(local)
-                answer = await self._settle(local, args)
-                local.settled = True
-                return answer
-        except (StoreUnavailable, StoreUnknown, trio.TooSlowError):
-            if known:
-                return [], []
-            raise LinkRefused(Code.LEDGER_UNAVAILABLE, "etcd does not answer: say hello again") from None
-
-    async def _settle(self, local: Local, args: Args) -> tuple[list[Any], list[Any]]:
-        """What it lists and the ledger has as UNKNOWN, or not at all; frees what it does not list."""
-        listed = {(each["db"], parse_permit(each["permit"])) for each in args.get("permits") or ()}
-        outstanding = set(args.get("requests") or ())
-        found: dict[tuple[str, Permit], Session] = {}
-        for db, ledger in self._server.ledgers.items():
-            snapshot = await self._server.store.range(ledger.keys.sessions())
-            for session in map(session_of, snapshot.entries):
-                if session.owner == local.boot_id:
-                    found[db, session.permit] = session
-        local.permits = {}
-        for (db, permit), session in found.items():
-            if (db, permit) in listed or session.request_id in outstanding:
-                local.permits[db, permit] = Pool(db, session.dbname, session.user)
-            else:
-                await self._free_unlisted(local, db, session)
-        unknown = [[db, permit_list(permit)] for (db, permit), session in found.items()
-                   if (db, permit) in listed and session.state is SessionState.UNKNOWN]
-        gone = [[db, permit_list(permit)] for db, permit in listed - found.keys()
-                if db in self._server.ledgers and not self._is_lost(db)]
-        return unknown, gone
-
-    async def _free_unlisted(self, local: Local, db: str, session: Session) -> None:
-        """The worker knows nothing of it: it never connected under it, unless a process is noted."""
-        if session.pid or session.abandoned or session.state in (SessionState.OPEN, SessionState.CLOSING):
-            if session.state is not SessionState.UNKNOWN:
-                await self._server.ledgers[db].apply(Unknown(session.permit))
-            return
-        release = Release(session.permit, Proof.UNUSED, Actor.OWNER, observer=local.boot_id)
-        outcome = await self._server.ledgers[db].apply(release)
-        if isinstance(outcome, Applied):
-            _log.info(Event.PERMIT_RELEASED, database=db, permit=str(session.permit), proof=str(Proof.UNUSED),
-                      owner=local.boot_id, observer=local.boot_id)
-            self._server.granting.stir(db)
-
     async def heartbeat(self, args: Args) -> Args:
-        """Renews the lease; a lease that was lost is replaced, and the worker told what to reassert."""
+        """Renews the lease. False: hello is to be said again, which settles everything once etcd answers."""
         local, server = self._worker(), self._server
         if local.exited or not server.views.reachable or not local.settled:
-            return {"alive": False}  # it says hello again, which settles everything once etcd answers
+            return {"alive": False}
         try:
             if await server.registry.keep_alive(local):
                 with trio.move_on_after(server.ttl_seconds / 3):
                     await self._forget_answered(local)
                 return {"alive": True}
-            _log.warning(Event.WORKER_LEASE_LOST, worker=local.boot_id)
-            await server.registry.register(local)
-            await self._tell_of_changed(local)
         except (StoreUnavailable, StoreUnknown):
             return {"alive": False}
-        return {"alive": True}
-
-    async def _tell_of_changed(self, local: Local) -> None:
-        """After a time without a lease: which of its permits are UNKNOWN, or gone."""
-        for (db, permit), state in (await self._states(local)).items():
-            if state is SessionState.UNKNOWN:
-                _notify(self._link, "permit_unknown", db=db, permit=permit_list(permit))
-            elif state is SessionState.RELEASED and not self._is_lost(db):
-                _notify(self._link, "permit_gone", db=db, permit=permit_list(permit))
-
-    async def _states(self, local: Local) -> dict[tuple[str, Permit], SessionState]:
-        """How the ledger has each of its permits; RELEASED: not at all."""
-        found: dict[tuple[str, Permit], SessionState] = dict.fromkeys(local.permits, SessionState.RELEASED)
-        for db, ledger in self._server.ledgers.items():
-            snapshot = await self._server.store.range(ledger.keys.sessions())
-            for session in map(session_of, snapshot.entries):
-                if (db, session.permit) in found:
-                    found[db, session.permit] = session.state
-        return found
+        _log.warning(Event.WORKER_LEASE_LOST, worker=local.boot_id)
+        local.settled = False
+        return {"alive": False}
 
     async def _forget_answered(self, local: Local) -> None:
         """Receipts of requests whose answers it has used go, while it has none outstanding."""
         for db, answered in local.answered.items():
-            if len(answered) >= FORGET_AT_RECEIPTS and not local.asking:
+            if len(answered) >= FORGET_AT_RECEIPTS and not local.attempts:
                 going = frozenset(answered)
                 if await self._server.ledgers[db].forget(local.boot_id, going):
                     answered.difference_update(going)
@@ -264,7 +192,7 @@ class _Peer:
 
     async def reserve(self, args: Args) -> Args:
         local, db = self._worker(), args["db"]
-        if self._is_lost(db):
+        if self._server.greeter.is_lost(db):
             raise LinkRefused(Code.LEDGER_LOST, "the ledger is lost: nobody grows until it is rebuilt")
         ask = Reserve(
             request_id=args["request_id"], kind=Kind(args["kind"]), dbname=args["dbname"], user=args["user"],
@@ -369,9 +297,6 @@ class _Peer:
 
     def _ledger(self, db: str) -> Ledger:
         return self._server.ledgers[db]
-
-    def _is_lost(self, db: str) -> bool:
-        return bool(self._server.views.views[db].lost) or self._server.ledgers[db].lost
 
 
 def _notify(link: Link, op: str, **args: Any) -> None:

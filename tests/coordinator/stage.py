@@ -22,7 +22,17 @@ from coordinator.registry import Registry
 from coordinator.remembered import Remembered
 from coordinator.serve_workers import WorkerServer
 from coordinator.spec import CoordinatorSpec, EtcdSpec
-from coordinator.store.api import Compare, Field, Lost, Put, Store, Txn, Won
+from coordinator.store.api import (
+    Compare,
+    Field,
+    Lost,
+    Put,
+    Store,
+    StoreUnavailable,
+    StoreUnknown,
+    Txn,
+    Won,
+)
 from coordinator.store.memory import Keyspace, MemoryStore
 from coordinator.view import Views
 from tests.coordinator.parts import Worker, policy_text
@@ -102,8 +112,19 @@ class StallingStore(MemoryStore):
         self.lifted = trio.Event()
         self.lifted.set()
         self.late: list[Txn] = []
+        self.refuses_deletes = False
+        self.loses_touch = False  # with the next reservation: it lands, and nothing more is answered
+        self.silent = False
 
     async def txn(self, txn: Txn) -> Won | Lost:
+        if self.refuses_deletes and txn.deletes:
+            raise StoreUnavailable("no deletes now")
+        if self.silent:
+            raise StoreUnavailable("silent")
+        if self.loses_touch and any("/receipt/" in put.key for put in txn.puts):
+            await super().txn(txn)
+            self.silent = True
+            raise StoreUnknown("no answer")
         if txn.puts or txn.deletes:
             try:
                 await self.lifted.wait()
@@ -145,6 +166,19 @@ class Stage:
             await worker.hello()
             yield worker
 
+    async def restart(self) -> None:
+        """Another coordinator of this host takes over: what the first one had in memory is gone."""
+        used, ledgers = self.store, {DB: Ledger(self.store, KEYS, FLEET, lambda: NOW_US)}
+        self.ledger = ledgers[DB]
+        self.registry = Registry(used, FLEET, ledgers, host="host", machine_id="m", kernel_boot_id="k",
+                                 ttl_seconds=TTL_SECONDS, now_us=lambda: NOW_US)
+        self.granting = Granting(used, self.views, ledgers, self.registry, host="host")
+        self.workers = WorkerServer(
+            used, self.views, ledgers, self.registry, self.granting, host="host", ttl_seconds=TTL_SECONDS,
+            rows=no_rows)
+        self.nursery.start_soon(self.granting.run)
+        await wait_all_tasks_blocked()
+
     async def reconcile(self) -> int:
         return await self.reconciler.reconcile(DB, NO_FENCE)
 
@@ -164,6 +198,10 @@ class Stage:
         return {held.session.slot: str(held.session.state) for held in snapshot.sessions}
 
 
+async def no_rows() -> list[dict[str, Any]]:
+    return []
+
+
 @asynccontextmanager
 async def stage(
     run_dir: Path, *, slots: int = 4, **spec: Any
@@ -181,11 +219,8 @@ async def stage(
                         ttl_seconds=TTL_SECONDS, now_us=lambda: NOW_US)
     granting = Granting(used, views, ledgers, registry, host="host")
 
-    async def rows() -> list[dict[str, Any]]:
-        return []
-
     workers = WorkerServer(
-        used, views, ledgers, registry, granting, host="host", ttl_seconds=TTL_SECONDS, rows=rows)
+        used, views, ledgers, registry, granting, host="host", ttl_seconds=TTL_SECONDS, rows=no_rows)
     reconciler = Reconciler(used, FLEET, ledgers, views, eyes, spec=make_spec(run_dir, **spec),
                             now_us=lambda: NOW_US, monotonic=trio.current_time)
     reconciler.owners.on_unknown.append(workers.became_unknown)

@@ -99,8 +99,8 @@ async def test_a_lost_link_changes_nothing_and_a_lost_lease_makes_the_worker_rea
             on.expire("A")
             await on.reconcile()
             assert await on.states() == {permit[1]: "SESSION_UNKNOWN"}
-            assert (await worker.call("heartbeat"))["alive"]
-            await worker.until(lambda w: w.told_of("permit_unknown") != [])
+            assert not (await worker.call("heartbeat"))["alive"]
+            assert (await worker.hello())["unknown"] == [[DB, permit]]
             await worker.call("reassert", db=DB, permit=permit, closing=False)
             assert await on.states() == {permit[1]: "OPEN"}
             assert FLEET.worker("A") in on.keyspace.entries
@@ -113,8 +113,9 @@ async def test_a_worker_whose_permit_was_freed_meanwhile_is_told_that_it_is_gone
         permit = await opened(worker)
         on.expire("A")
         await on.reconcile()  # no row: absent
-        assert (await worker.call("heartbeat"))["alive"]
         await worker.until(lambda w: w.told_of("permit_gone") == [{"db": DB, "permit": permit}])
+        assert not (await worker.call("heartbeat"))["alive"]
+        assert (await worker.hello())["gone"] == [[DB, permit]]
 
 
 async def test_a_late_mark_cannot_hit_a_worker_that_is_registered(tmp_path: Path, clock: MockClock) -> None:
