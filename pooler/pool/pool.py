@@ -70,7 +70,7 @@ class Pool:
         self.parts, self.plan = parts, plan
         self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
         self.statements = parts.statements
-        self.look = parts.look.residue
+        self.look, self.hits = parts.look.residue, parts.look.hits
         self.look_at_piece = parts.look.residue_of_piece
         self.function_residue = int(Residue.SUSPECT)
         self.apply_settings(plan)

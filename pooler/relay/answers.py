@@ -25,12 +25,14 @@ BIND_DONE, PARSE_DONE, CLOSE_DONE, NO_DATA, ROW_DESCRIPTION = 0x32, 0x31, 0x33, 
 SUSPENDED, EMPTY, COPY_IN, COPY_BOTH = 0x73, 0x49, 0x47, 0x57
 COMMON_TAGS = frozenset((b"SEL", b"INS", b"UPD", b"DEL", b"BEG", b"COM", b"ROL", b"COP", b"FET"))
 PASSING = frozenset(b"DdtENAV")  # may pass in pieces: their beginning says all we need
+PLAIN_BYTES_MAX = 4_096  # what is longer is not looked at twice
 ERROR_HEAD_BYTES = 128  # of an ErrorResponse: enough for its severity
 
 
 def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
     """Give `data` (from a message's beginning, or inside one that passes in pieces) to the client."""
     size = len(data)
+    owed = server.owed
     at = server.skip
     if at:
         if at > size:
@@ -38,7 +40,15 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
             client.deliver(data)
             return
         server.skip = 0
-    owed = server.owed
+    elif size <= PLAIN_BYTES_MAX and len(owed) == 1 and owed[0] == o.QUERY:
+        status = _plain_status(data, size)
+        if status:
+            owed.clear()
+            server.status = status
+            server.pool.queries += 1
+            client.deliver(data)
+            server.ready(client)
+            return
     start = 0  # what stands before it has been put into `pieces`
     pieces: list[bytes] | None = None
     ready = False
@@ -89,6 +99,24 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         client.deliver(data)
     if ready and not owed and not server.unsynced and not server.held and not server.skip:
         server.ready(client)
+
+
+def _plain_status(data: bytes, size: int) -> int:
+    """The commonest answer: one query's rows, tag and ReadyForQuery, whole, with nothing in it to be noted.
+    → the transaction's status, 0 if it is any other."""
+    at = 0
+    while size - at >= 6:
+        kind = data[at]
+        end: int = at + 1 + _length_at(data, at + 1)[0]
+        if kind == READY:
+            return data[at + 5] if end == size else 0
+        if kind == COMPLETE:
+            if data[at + 5 : at + 8] not in COMMON_TAGS:
+                return 0
+        elif kind != DATA_ROW and kind != ROW_DESCRIPTION:
+            return 0
+        at = end
+    return 0
 
 
 def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bool:

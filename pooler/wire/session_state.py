@@ -113,12 +113,13 @@ _RUNS_STRINGS = re.compile(rb"query_to_xml|crosstab|connectby|ts_stat|ts_rewrite
 class TextLook:
     """Looks at texts. `functions` are names (schema.name or name) of functions that leave state behind."""
 
-    __slots__ = ("_hit", "_signs")
+    __slots__ = ("_hit", "_signs", "hits")
 
     def __init__(self, functions: Iterable[str] = ()) -> None:
         names = [name.rsplit(".", 1)[-1].lower().encode() for name in functions]
         own = tuple(re.escape(name) for name in names if name)
-        self._hit = re.compile(b"|".join(_WORDS + own)).search
+        self.hits = self._hit = re.compile(b"|".join(_WORDS + own)).search
+        """Whether a text in lower case is to be looked at at all (for who wants that alone, and fast)."""
         self._signs = _SIGNS + tuple(_sign(name, Residue.SUSPECT) for name in own)
 
     def residue(self, query: bytes) -> int:
