@@ -1,12 +1,14 @@
 """Reservations of this host's workers: one try at once, then first come, first served until the wait is over.
 
+Whoever found no room is not tried again before something may have changed: a permit given back here or (a
+watch says so) elsewhere, or another revision of the store when it is next read anyway. So a saturated ledger
+on which nothing moves asks nothing of etcd.
+
 A request that is given up with an outcome unknown is voided in the background until etcd has it, so that
 whatever it may have taken, or may yet take, comes back.
 """
 
 from __future__ import annotations
-
-from collections import Counter
 
 import structlog
 import trio
@@ -19,9 +21,19 @@ from coordinator.link import LinkLost
 from coordinator.registry import Local, Registry
 from coordinator.store.api import Compacted, Store, StoreUnavailable, StoreUnknown
 from coordinator.view import Views
-from coordinator.waiting import WAITED_FOR, Holding, Pool, Queue, Round, Waiter, choose_shed
+from coordinator.waiting import (
+    NO_ROOM,
+    WAITED_FOR,
+    Asks,
+    Holding,
+    Pool,
+    Queue,
+    Round,
+    Waiter,
+    choose_shed,
+)
 
-TICK_SECONDS = 1.0  # a watch is a hint: waiters also try at this pace
+TICK_SECONDS = 1.0  # a watch is a hint: at this pace it is asked whether anything changed
 VOID_BACKOFF_SECONDS = 0.5
 UNREACHABLE = Refused(Code.LEDGER_UNAVAILABLE, "etcd does not answer")
 
@@ -42,10 +54,17 @@ class _Turn:
 
 
 class _Line:
-    """The queue of one ledger and what stirs it."""
+    """The queue of one ledger, what stirs it, and what is known of it since it was stirred last.
+
+    `full` has the revision of the store at which a pool found no room; `tried_at` is that of the last round.
+    """
 
     def __init__(self) -> None:
         self.queue = Queue()
+        self.asks = Asks()
+        self.full: dict[Pool, tuple[Code, int]] = {}
+        self.tried_at = 0
+        self.doubtful = False  # an answer is missing: room may have been made or taken by it
         self.turns: dict[Waiter, _Turn] = {}
         self.stirred = trio.Event()
         self.occupied = trio.Event()
@@ -76,6 +95,7 @@ class Granting:
 
     def stir(self, db: str) -> None:
         """A slot or seat may be free, or the ledger is back: let the waiters try."""
+        self._lines[db].full.clear()
         self._lines[db].stirred.set()
 
     def waiting(self) -> dict[str, int]:
@@ -109,22 +129,19 @@ class Granting:
 
     async def _reserve(self, local: Local, db: str, ask: Reserve, deadline: float) -> Granted | Refused:
         line, pool = self._lines[db], Pool(db, ask.dbname, ask.user)
-        outcome: Granted | Refused = Refused(Code.FULL, "others wait already")
-        if not line.queue.must_wait_behind(pool):
-            outcome = await self._try(db, ask, deadline)
-        if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and trio.current_time() < deadline:
+        waits = deadline > trio.current_time()
+        vain = line.queue.reason_before(pool) or (self._known_full(line, pool) if waits else None)
+        outcome: Granted | Refused = Refused(vain or Code.FULL, "others wait already")
+        if vain is None:
+            outcome = await self._try(line, pool, ask, deadline)
+        if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and waits:
             waiter = Waiter(local.boot_id, pool, outcome.code)
             outcome = await self._wait(line, waiter, ask, deadline, outcome)
         return outcome
 
     def freed(self, local: Local, db: str, pool: Pool) -> None:
         """One permit of this pool was given back by this worker: whoever asked it to shed may ask again."""
-        line = self._lines[db]
-        holding = Holding(local.boot_id, pool)
-        for waiter in line.queue:
-            if waiter.shed == holding:
-                waiter.shed = None
-                break
+        self._lines[db].asks.given(Holding(local.boot_id, pool))
         self.stir(db)
 
     def _note(self, local: Local, db: str, ask: Reserve, granted: Granted) -> None:
@@ -132,19 +149,32 @@ class Granting:
         local.requests[ask.request_id] = (db, granted.permit)
         _log.debug(Event.PERMIT_RESERVED, database=db, permit=str(granted.permit), worker=local.boot_id)
 
-    async def _try(self, db: str, ask: Reserve, deadline: float) -> Granted | Refused:
+    def _known_full(self, line: _Line, pool: Pool) -> Code | None:
+        """Why another try of this pool would be in vain, if that is known."""
+        code, revision = line.full.get(pool, (None, 0))
+        return code if revision == self._views.views[pool.db].revision else None
+
+    async def _try(self, line: _Line, pool: Pool, ask: Reserve, deadline: float) -> Granted | Refused:
         """One attempt; past the deadline (and a short grace for a first try) its outcome is unknown."""
-        if not self._views.views[db].reachable:
+        view, stirred = self._views.views[pool.db], line.stirred
+        if not view.reachable:
             return UNREACHABLE
+        outcome: Granted | Refused = Refused(Code.LEDGER_UNAVAILABLE, "no answer in time", settled=False)
         with trio.move_on_at(max(deadline, trio.current_time() + TICK_SECONDS)):
-            return await self._ledgers[db].reserve(ask)
-        return Refused(Code.LEDGER_UNAVAILABLE, "no answer in time", settled=False)
+            outcome = await self._ledgers[pool.db].reserve(ask)
+        if isinstance(outcome, Refused):
+            if outcome.code in NO_ROOM and stirred is line.stirred and not stirred.is_set():
+                line.full[pool] = (outcome.code, view.revision)
+            if outcome.code not in NO_ROOM or not outcome.settled:
+                line.full.clear()
+                line.doubtful = True
+        return outcome
 
     async def _wait(
         self, line: _Line, waiter: Waiter, ask: Reserve, deadline: float, last: Refused
     ) -> Granted | Refused:
         """Waits for turns. What an earlier try left unknown stays unknown, unless a later one is granted."""
-        db, settled = waiter.pool.db, last.settled
+        settled = last.settled
         turn = line.turns[waiter] = _Turn()
         line.queue.join(waiter)
         line.occupied.set()
@@ -155,7 +185,7 @@ class Granting:
                     await turn.given.wait()
                 if not turn.given.is_set():
                     break
-                outcome = await self._try(db, ask, deadline)
+                outcome = await self._try(line, waiter.pool, ask, deadline)
                 if isinstance(outcome, Granted) or outcome.code not in WAITED_FOR:
                     return outcome
                 last, waiter.reason = outcome, outcome.code
@@ -173,41 +203,54 @@ class Granting:
 
     def _ask_for_room(self, line: _Line, waiter: Waiter) -> None:
         """Asks one worker to shed one session for this waiter, unless one was asked already."""
-        if waiter.reason not in (Code.FULL, Code.SEATS_FULL):
+        if waiter.reason not in NO_ROOM:
             return
-        linked = self._registry.linked()
-        if waiter.shed is not None and waiter.shed.boot_id in linked:
+        linked, now = self._registry.linked(), trio.current_time()
+        line.asks.keep(linked, now)
+        if line.asks.waits(waiter):
             return
-        asked = Counter(each.shed for each in line.queue if each.shed is not None and each is not waiter)
-        waiter.shed = choose_shed(waiter, self._registry.holdings(), asked, linked)
-        if waiter.shed is None:
+        chosen = choose_shed(waiter, self._registry.holdings(), line.asks.by_holder(), linked,
+                             line.asks.coming(waiter.holding))
+        link = self._registry.workers[chosen.boot_id].link if chosen is not None else None
+        if chosen is None or link is None:
             return
-        holder, pool = self._registry.workers[waiter.shed.boot_id], waiter.shed.pool
-        if holder.link is not None:
-            try:
-                holder.link.notify("shed", db=pool.db, dbname=pool.dbname, user=pool.user, count=1)
-            except LinkLost:
-                waiter.shed = None
-                return
-        _log.debug(Event.SHED_ASKED, database=pool.db, worker=holder.boot_id, user=pool.user)
+        pool = chosen.pool
+        try:
+            link.notify("shed", db=pool.db, dbname=pool.dbname, user=pool.user, count=1)
+        except LinkLost:
+            return  # it does not read: its link ends by itself
+        line.asks.add(chosen, waiter, now)
+        _log.debug(Event.SHED_ASKED, database=pool.db, worker=chosen.boot_id, user=pool.user)
 
     async def _pump(self, db: str) -> None:
-        """Whenever something changed, the waiters try in their order, one at a time."""
+        """A round whenever something may have changed."""
         line = self._lines[db]
         while True:
             await line.occupied.wait()
             with trio.move_on_after(TICK_SECONDS):
                 await line.stirred.wait()
-            line.stirred = trio.Event()
-            this = Round()
-            for waiter in line.queue:
-                turn = line.turns.get(waiter)
-                if turn is None or not this.may_try(waiter):
-                    continue
-                turn.given.set()
-                await turn.over.wait()
-                if turn.refused is not None:
-                    this.refused(waiter, turn.refused)
+            if self._may_be_granted(line, db):
+                await self._round(line, db)
+
+    def _may_be_granted(self, line: _Line, db: str) -> bool:
+        """Whether another try may end otherwise than the last."""
+        return (line.stirred.is_set() or line.doubtful
+                or line.tried_at != self._views.views[db].revision
+                or any(waiter.reason not in NO_ROOM for waiter in line.queue))
+
+    async def _round(self, line: _Line, db: str) -> None:
+        """The waiters try in their order, one at a time."""
+        line.stirred, line.doubtful = trio.Event(), False
+        line.tried_at = self._views.views[db].revision
+        this = Round()
+        for waiter in line.queue:
+            turn = line.turns.get(waiter)
+            if turn is None or not this.may_try(waiter):
+                continue
+            turn.given.set()
+            await turn.over.wait()
+            if turn.refused is not None:
+                this.refused(waiter, turn.refused)
 
     async def _watch(self, db: str) -> None:
         """While somebody waits: slots that other hosts free."""

@@ -100,6 +100,8 @@ class WorkerServer:
         pool = local.permits.pop((db, permit), None)
         if pool is not None:
             self.granting.freed(local, db, pool)
+        else:
+            self.granting.stir(db)
 
 
 class _Peer:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from coordinator.ledger.rules import Code
 
 WAITED_FOR = frozenset({Code.FULL, Code.SEATS_FULL, Code.DRAINING, Code.LEDGER_UNAVAILABLE})
+NO_ROOM = frozenset({Code.FULL, Code.SEATS_FULL})  # until somebody gives something back
+ASK_SECONDS_MAX = 30.0  # whoever was asked to shed and has not by then is not counted on any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,52 @@ class Waiter:
     boot_id: str
     pool: Pool
     reason: Code
-    shed: Holding | None = None  # who was asked to make room for it
+
+    @property
+    def holding(self) -> Holding:
+        """What it waits to add to."""
+        return Holding(self.boot_id, self.pool)
+
+
+@dataclass(eq=False, slots=True)
+class Ask:
+    """One session that `holder` was asked at `at` (seconds, our clock) to shed for `waiter`."""
+
+    holder: Holding
+    waiter: Waiter
+    at: float
+
+
+class Asks:
+    """What was asked for and not given yet. It outlives the waiter: the next one of its pool gets it."""
+
+    def __init__(self) -> None:
+        self._asks: list[Ask] = []
+
+    def add(self, holder: Holding, waiter: Waiter, now: float) -> None:
+        self._asks.append(Ask(holder, waiter, now))
+
+    def given(self, holder: Holding) -> None:
+        """One permit of it came back: that was for whoever asked first."""
+        first = next((ask for ask in self._asks if ask.holder == holder), None)
+        if first is not None:
+            self._asks.remove(first)
+
+    def keep(self, reachable: frozenset[str], now: float) -> None:
+        """Forgets those that will not be answered: too old, or their worker's link is lost."""
+        self._asks = [ask for ask in self._asks
+                      if ask.holder.boot_id in reachable and now - ask.at < ASK_SECONDS_MAX]
+
+    def waits(self, waiter: Waiter) -> bool:
+        """Whether somebody was asked for this one."""
+        return any(ask.waiter is waiter for ask in self._asks)
+
+    def by_holder(self) -> Counter[Holding]:
+        return Counter(ask.holder for ask in self._asks)
+
+    def coming(self, holding: Holding) -> int:
+        """How many were asked for on behalf of this one."""
+        return sum(ask.waiter.holding == holding for ask in self._asks)
 
 
 class Queue:
@@ -64,9 +111,10 @@ class Queue:
     def leave(self, waiter: Waiter) -> None:
         self._waiters.pop(waiter, None)
 
-    def must_wait_behind(self, pool: Pool) -> bool:
-        """Whether a newcomer of this pool would jump a queue."""
-        return any(w.reason is not Code.SEATS_FULL or w.pool == pool for w in self._waiters)
+    def reason_before(self, pool: Pool) -> Code | None:
+        """What those wait for whom a newcomer of this pool may not overtake; None: there are none."""
+        return next((w.reason for w in self._waiters
+                     if w.reason is not Code.SEATS_FULL or w.pool == pool), None)
 
 
 @dataclass(slots=True)
@@ -88,14 +136,16 @@ class Round:
 
 
 def choose_shed(
-    waiter: Waiter, held: Mapping[Holding, int], asked: Counter[Holding], reachable: frozenset[str]
+    waiter: Waiter, held: Mapping[Holding, int], asked: Counter[Holding], reachable: frozenset[str],
+    coming: int = 0,
 ) -> Holding | None:
     """Which worker's pool should give one session up for this waiter, or None.
 
-    `held` counts open sessions, `asked` what was asked for and not yet given; `reachable` are the boot ids
-    with a live link. The pool's own sessions on other workers come first; for want of a slot, then any pool.
+    `held` counts open sessions, `asked` what was asked for and not yet given, `coming` what of that is for
+    the asker's own pool; `reachable` are the boot ids with a live link. The pool's own sessions on other
+    workers come first; for want of a slot, then any pool.
     """
-    mine = held.get(Holding(waiter.boot_id, waiter.pool), 0)
+    mine = held.get(waiter.holding, 0) + coming
 
     def surplus(holding: Holding) -> int:
         return held[holding] - asked[holding] - mine
@@ -103,7 +153,7 @@ def choose_shed(
     candidates = [
         holding for holding in held
         if holding.boot_id in reachable and surplus(holding) > 1 and holding.pool.db == waiter.pool.db
-        and (holding.boot_id, holding.pool) != (waiter.boot_id, waiter.pool)
+        and holding != waiter.holding
     ]
     own_pool = [holding for holding in candidates if holding.pool == waiter.pool]
     if waiter.reason is Code.SEATS_FULL:

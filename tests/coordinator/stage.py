@@ -27,6 +27,7 @@ from coordinator.store.api import (
     Field,
     Lost,
     Put,
+    Snapshot,
     Store,
     StoreUnavailable,
     StoreUnknown,
@@ -115,8 +116,18 @@ class StallingStore(MemoryStore):
         self.refuses_deletes = False
         self.loses_touch = False  # with the next reservation: it lands, and nothing more is answered
         self.silent = False
+        self.asked = 0
+
+    async def read(self, *keys: str) -> Snapshot:
+        self.asked += 1
+        return await super().read(*keys)
+
+    async def range(self, prefix: str) -> Snapshot:
+        self.asked += 1
+        return await super().range(prefix)
 
     async def txn(self, txn: Txn) -> Won | Lost:
+        self.asked += 1
         if self.refuses_deletes and txn.deletes:
             raise StoreUnavailable("no deletes now")
         if self.silent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from coordinator.ledger.rules import Code
-from coordinator.waiting import Holding, Pool, Queue, Round, Waiter, choose_shed
+from coordinator.waiting import Asks, Holding, Pool, Queue, Round, Waiter, choose_shed
 
 POOL, OTHER = Pool("db", "shop", "app"), Pool("db", "shop", "batch")
 LIVE = frozenset({"w0", "w1", "w2"})
@@ -44,6 +44,29 @@ def test_what_was_asked_for_already_counts_as_given() -> None:
     assert choose_shed(waiter(), held, Counter({Holding("w1", POOL): 2}), LIVE) is None
 
 
+def test_what_is_coming_to_the_asker_counts_as_held() -> None:
+    held = {Holding("w0", POOL): 10, Holding("w1", POOL): 13}
+    one = Counter({Holding("w1", POOL): 1})
+    assert choose_shed(waiter(), held, one, LIVE) == Holding("w1", POOL)
+    assert choose_shed(waiter(), held, one, LIVE, coming=1) is None
+
+
+def test_an_ask_outlives_its_waiter_until_it_is_given_too_old_or_its_worker_is_lost() -> None:
+    asks, gone, holder = Asks(), waiter(), Holding("w1", POOL)
+    asks.add(holder, gone, 0.0)
+    assert asks.waits(gone)
+    asks.keep(LIVE, 29.0)
+    assert (asks.coming(waiter().holding), asks.by_holder()) == (1, Counter({holder: 1}))
+    asks.given(Holding("w2", POOL))
+    assert asks.waits(gone)
+    asks.given(holder)
+    assert not asks.waits(gone)
+    for reachable, now in ((LIVE, 30.0), (frozenset({"w0"}), 1.0)):
+        asks.add(holder, gone, 0.0)
+        asks.keep(reachable, now)
+        assert not asks.by_holder()
+
+
 def test_another_pool_makes_room_for_want_of_a_slot_but_not_for_want_of_a_seat() -> None:
     held = {Holding("w0", OTHER): 10}
     assert choose_shed(waiter(), held, Counter(), LIVE) == Holding("w0", OTHER)
@@ -57,10 +80,10 @@ def test_a_worker_without_a_link_is_not_asked() -> None:
 def test_a_waiter_for_a_seat_holds_up_only_its_own_pool() -> None:
     queue = Queue()
     queue.join(waiter(reason=Code.SEATS_FULL))
-    assert queue.must_wait_behind(POOL)
-    assert not queue.must_wait_behind(OTHER)
+    assert queue.reason_before(POOL) is Code.SEATS_FULL
+    assert queue.reason_before(OTHER) is None
     queue.join(waiter(reason=Code.FULL))
-    assert queue.must_wait_behind(OTHER)
+    assert queue.reason_before(OTHER) is Code.FULL
 
 
 def test_in_one_round_a_full_ledger_stops_all_and_a_full_pool_only_its_own() -> None:
