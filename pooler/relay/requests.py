@@ -39,10 +39,10 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             return
     else:
         at = 0
-        if size > 5 and data[0] == QUERY and not owed and _length_at(data, 1)[0] == size - 1:
-            if not server.skipping:
-                _pass_query(client, server, data)  # the commonest thing: one whole query
-                return
+        whole = size > 5 and data[0] == QUERY and _length_at(data, 1)[0] == size - 1
+        if whole and not owed and not server.skipping:  # the commonest thing: one query
+            _pass_query(client, server, data)
+            return
     if server.skipping:
         at = _skip_to_sync(server, data, at)
     unsynced = server.unsynced
