@@ -17,6 +17,7 @@ from pooler.pool.permits import Permits
 from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
+from pooler.serve.config_rows import config_rows
 from pooler.serve.registry import Registry
 from pooler.settings import Settings
 
@@ -91,7 +92,7 @@ class Figures:
         known = r.statistics_rows(self.statistics(), what)
         if known is not None:
             return known
-        makers = {"clients": self._clients, "servers": self._servers, "databases": self._databases,
+        makers = {"config": lambda: config_rows(self._registry.settings), "clients": self._clients, "servers": self._servers, "databases": self._databases,
                   "users": self._users, "lists": self._lists, "workers": self._worker}
         make = makers.get(what)
         return [] if make is None else list(make())

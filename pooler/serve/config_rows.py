@@ -1,0 +1,56 @@
+"""SHOW CONFIG: every setting of this worker under PgBouncer's name, with its default and where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pooler.observe.rows import config_row
+from pooler.observe.snapshot import ConfigRow, Row
+from pooler.settings import PoolSettings, Settings
+
+AT_START_ONLY = frozenset({
+    "pkt_buf", "track_extra_parameters", "tcp_keepalive", "tcp_keepcnt", "tcp_keepidle", "tcp_keepintvl",
+    "session_state_functions",
+})
+
+
+def config_rows(settings: Settings) -> Iterator[Row]:
+    """Rows sorted by key; nothing secret is among them."""
+    rows = list(_of(settings.pool, PoolSettings.model_fields))
+    fleet = settings.fleet
+    listen = fleet.listen[0]
+    rows += [
+        _row("listen_addr", listen.host, "127.0.0.1", changeable=False),
+        _row("listen_port", str(listen.port), "6432", changeable=False),
+        _row("listen_backlog", str(fleet.listen_backlog), "128", changeable=False),
+        _row("unix_socket_dir", str(fleet.unix_socket_dir or ""), "", changeable=False),
+        _row("auth_type", settings.auth.type, "scram-sha-256"),
+        _row("auth_file", str(settings.auth.file or ""), ""),
+        _row("admin_users", ",".join(settings.admin.users), ""),
+        _row("stats_users", ",".join(settings.admin.stats_users), ""),
+        _row("drain_timeout", _text(fleet.drain_timeout_seconds), "60"),
+        _row("workers", str(fleet.workers), None, changeable=False),
+    ]
+    for row in sorted(rows, key=lambda each: each.key):
+        yield config_row(row)
+
+
+def _of(model: BaseModel, fields: dict[str, FieldInfo]) -> Iterator[ConfigRow]:
+    for name, field in fields.items():
+        key = field.alias or name
+        yield _row(key, _text(getattr(model, name)), _text(field.default), changeable=key not in AT_START_ONLY)
+
+
+def _row(key: str, value: str, default: str | None, *, changeable: bool = True) -> ConfigRow:
+    return ConfigRow(key, value, default, changeable, "default" if value == default else "file")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
