@@ -1,4 +1,4 @@
-"""SHOW CONFIG: every setting of this worker under PgBouncer's name, with its default and where it came from."""
+"""SHOW CONFIG: every setting of this worker under PgBouncer's name, with its default and its source."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pooler.observe.rows import config_row
-from pooler.observe.snapshot import ConfigRow, Row
+from pooler.observe.rows import Row, config_row
+from pooler.observe.snapshot import ConfigRow
 from pooler.settings import PoolSettings, Settings
 
 AT_START_ONLY = frozenset({
@@ -41,7 +41,8 @@ def config_rows(settings: Settings) -> Iterator[Row]:
 def _of(model: BaseModel, fields: dict[str, FieldInfo]) -> Iterator[ConfigRow]:
     for name, field in fields.items():
         key = field.alias or name
-        yield _row(key, _text(getattr(model, name)), _text(field.default), changeable=key not in AT_START_ONLY)
+        value, default = _text(getattr(model, name)), _text(field.default)
+        yield _row(key, value, default, changeable=key not in AT_START_ONLY)
 
 
 def _row(key: str, value: str, default: str | None, *, changeable: bool = True) -> ConfigRow:

@@ -92,8 +92,11 @@ class Figures:
         known = r.statistics_rows(self.statistics(), what)
         if known is not None:
             return known
-        makers = {"config": lambda: config_rows(self._registry.settings), "clients": self._clients, "servers": self._servers, "databases": self._databases,
-                  "users": self._users, "lists": self._lists, "workers": self._worker}
+        makers = {
+            "clients": self._clients, "servers": self._servers, "databases": self._databases,
+            "users": self._users, "lists": self._lists, "workers": self._worker,
+            "config": lambda: config_rows(self._registry.settings),
+        }
         make = makers.get(what)
         return [] if make is None else list(make())
 
