@@ -95,7 +95,7 @@ class Figures:
         makers = {
             "clients": self._clients, "servers": self._servers, "databases": self._databases,
             "users": self._users, "lists": self._lists, "workers": self._worker,
-            "config": lambda: config_rows(self._registry.settings),
+            "config": self._config,
         }
         make = makers.get(what)
         return [] if make is None else list(make())
@@ -184,6 +184,9 @@ class Figures:
         users = {pool.plan.user for pool in self._registry.pools.values()}
         return r.lists_rows(
             self.statistics(), databases=len(self._registry.settings.databases), users=len(users))
+
+    def _config(self) -> Iterable[r.Row]:
+        return config_rows(self._registry.settings)
 
     def _worker(self) -> Iterable[r.Row]:
         status = self.status()

@@ -18,7 +18,8 @@ fairness: weighted-deficit-v2
 """
 CONFIG = """
 fleet: {name: o, run_dir: run}
-etcd: {endpoints: ["127.0.0.1:2379"], password: hush}
+etcd: {endpoints: ["127.0.0.1:2379"], user: u, password: hush}
+auth: {type: trust}
 databases: {o: {hosts: ["127.0.0.1:5432"], policy: o.yaml, password: hush, user: u}}
 pool: {query_wait_timeout: 7s, default_pool_size: 3}
 """
