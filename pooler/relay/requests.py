@@ -37,12 +37,11 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         at = _pass_rest(client, server, data)
         if at < 0:
             return
+    elif not owed and not server.skipping and _is_query(data, size):
+        _pass_query(client, server, data)
+        return
     else:
         at = 0
-        whole = size > 5 and data[0] == QUERY and _length_at(data, 1)[0] == size - 1
-        if whole and not owed and not server.skipping:  # the commonest thing: one query
-            _pass_query(client, server, data)
-            return
     if server.skipping:
         at = _skip_to_sync(server, data, at)
     unsynced = server.unsynced
@@ -57,12 +56,8 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             server.residue |= client.pool.look(text) if end <= size else _look_first(client, text)
             if owed and COMMITS.search(client.last_sent):
                 server.commits = True
-            owed.append(o.QUERY)
+            _query_sent(client, server, text)
             unsynced = False
-            server.statements.unnamed = None  # a simple query drops the unnamed statement
-            if client.statements is not None:
-                client.statements.close(b"")
-            client.last_sent = text
         elif kind == SYNC:
             if length != 4:
                 raise ProtocolViolation(f"a Sync of length {length}")
@@ -106,17 +101,26 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         _nothing_to_come(client, server)
 
 
+def _is_query(data: bytes, size: int) -> bool:
+    """One simple query, whole, and nothing else: the commonest thing that clients send."""
+    return size > 5 and data[0] == QUERY and bool(_length_at(data, 1)[0] == size - 1)
+
+
 def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
     """One simple query, whole, with nothing before it unanswered."""
     if client.pool.hits(data.lower()):
         server.residue |= client.pool.look(data[5:])
-    server.owed.append(o.QUERY)
+    _query_sent(client, server, data)
     server.unsynced = False
+    server.write(data)
+
+
+def _query_sent(client: ClientConn, server: ServerConn, text: bytes) -> None:
+    server.owed.append(o.QUERY)
     server.statements.unnamed = None  # a simple query drops the unnamed statement
     if client.statements is not None:
         client.statements.close(b"")
-    client.last_sent = data
-    server.write(data)
+    client.last_sent = text
 
 
 def _nothing_to_come(client: ClientConn, server: ServerConn) -> None:

@@ -96,7 +96,9 @@ def test_the_server_never_has_a_session_too_many_and_all_permits_come_back(
     assert storm.outcomes["killed"] >= 1
 
     def audited() -> bool:
-        return fleet.fleet.command("ledger", "audit", database.dbname).returncode == 0
+        done = fleet.fleet.command("ledger", "audit", database.dbname)
+        print(done.stdout, done.stderr)  # noqa: T201
+        return done.returncode == 0
 
     wait_until(audited, "the audit is clean", 60)
     shown = fleet.fleet.command("ledger", "show", database.dbname, "--state", "SESSION_UNKNOWN", "--json")
