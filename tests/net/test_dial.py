@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,84 +15,16 @@ from pooler.net import connect
 from pooler.net.dial import DialFailed, Dialled, Outcome, Progress, Target, dial, hang_up
 from pooler.net.stream import RawSocket
 from pooler.wire import messages, scram
-from pooler.wire.auth import ServerSecret, md5_answer, md5_secret
+from pooler.wire.auth import ServerSecret
 from pooler.wire.messages import Fault
-from pooler.wire.scram import ServerExchange, Verifier
+from tests.net.servers import FULL, GREETING, VERIFIER, WAYS, Script, asking_scram, server_doing
 from tests.net.wires import Peer, connected, tcp_pair
-
-VERIFIER = Verifier.derive(b"pw", b"saltsaltsalt")
-GREETING = b"".join([
-    messages.AUTHENTICATION_OK,
-    messages.notice_response(Fault("NOTICE", "00000", "hello")),
-    messages.parameter_status("server_version", "18.1"),
-    messages.backend_key_data(b"\0\0\x01\0" + b"k" * 32),
-    messages.ready_for_query(),
-])
-FULL = messages.error_response(Fault("FATAL", "53300", "sorry, too many clients already"))
-
-Script = Callable[[Peer], Awaitable[None]]
-
-
-@asynccontextmanager
-async def server_doing(script: Script) -> AsyncIterator[Target]:
-    """A server on loopback that does `script` for each connection and then closes it."""
-    with socket.create_server(("127.0.0.1", 0)) as plain:
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
-
-        async def serve(stream: trio.SocketStream) -> None:
-            try:
-                await script(Peer(stream))
-            except (trio.BrokenResourceError, AssertionError):
-                return  # the other side went away, as some tests want
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.serve_listeners, serve, [listener])
-            port = plain.getsockname()[1]
-            yield Target("127.0.0.1", port, "ann", "db", "pooler:tag:m1.2", ServerSecret(plain=b"pw"))
-            nursery.cancel_scope.cancel()
 
 
 async def failure(target: Target, timeout_seconds: float = 5, progress: Progress | None = None) -> DialFailed:
     with pytest.raises(DialFailed) as failed:
         await dial(target, connect_timeout_seconds=timeout_seconds, progress=progress)
     return failed.value
-
-
-async def trusting(peer: Peer) -> None:
-    await peer.read_packet()
-    await peer.send(GREETING)
-    await peer.stream.receive_some()
-
-
-async def asking_md5(peer: Peer) -> None:
-    await peer.read_packet()
-    await peer.send(messages.parameter_status("early", "1") + messages.authentication_md5(b"salt"))
-    assert (await peer.frame()).body == md5_answer(md5_secret(b"pw", "ann"), b"salt") + b"\0"
-    await peer.send(GREETING)
-    await peer.stream.receive_some()
-
-
-async def asking_cleartext(peer: Peer) -> None:
-    await peer.read_packet()
-    await peer.send(messages.AUTHENTICATION_CLEARTEXT)
-    assert (await peer.frame()).body == b"pw\0"
-    await peer.send(GREETING)
-    await peer.stream.receive_some()
-
-
-async def asking_scram(peer: Peer) -> None:
-    await peer.read_packet()
-    await peer.send(messages.authentication_sasl(["SCRAM-SHA-256-PLUS", "SCRAM-SHA-256"]))
-    exchange = ServerExchange(nonce="servernonce", salt=VERIFIER.salt, iterations=VERIFIER.iterations)
-    first = (await peer.frame()).body.split(b"\0", 1)[1][4:]
-    await peer.send(messages.authentication_sasl_continue(exchange.first(first)))
-    proven = exchange.final((await peer.frame()).body, VERIFIER)
-    assert proven is not None
-    await peer.send(messages.authentication_sasl_final(proven[0]) + GREETING)
-    await peer.stream.receive_some()
-
-
-WAYS = [trusting, asking_md5, asking_cleartext, asking_scram]
 
 
 @pytest.mark.parametrize("script", WAYS)
