@@ -11,12 +11,14 @@ from psycopg import sql
 
 from coordinator.ledger.states import Proof
 from pooler.demo.postgres import Limits, Role, Server
+from pooler.demo.serverlog import sessions_from_log
 from pooler.net.dial import DialFailed, Dialled, Outcome, Target, dial, hang_up
 from pooler.net.facts import FactsRefused, session_facts
 from pooler.wire import scram
 from pooler.wire.auth import ServerSecret, md5_secret
 from pooler.wire.scram import Verifier
 from tests.support.postgres import Database, MakeServer
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -171,6 +173,7 @@ async def test_a_standby_says_that_it_is_one(
 async def test_a_full_server_says_so_and_one_that_is_stopped_never_started(make_server: MakeServer) -> None:
     server = make_server(limits=Limits.exact(1, 0))
     server.create_role(Role("app", "pw"))
+    wait_until(lambda: all(s.end for s in sessions_from_log(server.log)), "what made the role is gone", 10)
     target = Target("127.0.0.1", server.port, "app", "postgres", "t", ServerSecret(plain=b"pw"))
     session = await opened(target)
     full = await refused(target)
