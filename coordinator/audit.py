@@ -18,6 +18,7 @@ from coordinator.inspect import session_rows
 from coordinator.ledger.invariants import Violation, check_ledger, check_server, reaper_name
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.proofs import Look, Row
+from coordinator.ledger.record import Kind
 from coordinator.ledger.snapshot import Held, LedgerSnapshot
 from coordinator.ledger.states import SessionState
 from coordinator.looks import Eyes, LookFailed
@@ -46,6 +47,8 @@ class Audit:
     slots: int
     reserve_held: int
     reserve_slots: int
+    admin_held: int  # this command's own included
+    admin_slots: int
     ours: dict[str, int]  # sessions of ours by node
     foreign: dict[str, int]  # other client sessions by role
     revision: int
@@ -114,7 +117,8 @@ def _sum_up(
     return Audit(
         db=db, differences=differences, not_audited=last.failed, unknown=unknown, held=kinds["main"],
         slots=limits.main if limits else 0, reserve_held=kinds["reserve"],
-        reserve_slots=limits.reserve if limits else 0, ours=ours, foreign=dict(foreign),
+        reserve_slots=limits.reserve if limits else 0, admin_held=kinds["admin"],
+        admin_slots=limits.admin if limits else 0, ours=ours, foreign=dict(foreign),
         revision=last.after.revision,
     )
 
@@ -175,7 +179,7 @@ def our_rows(snapshot: LedgerSnapshot, look: Look, pools: frozenset[Pool]) -> li
     held = [each.session for each in snapshot.sessions]
     known = pools | {Pool(session.dbname, session.user) for session in held}
     pids = {(session.pid, session.backend_start_us) for session in held if session.pid}
-    births = (f"pooler:{tag}:m", f"pooler:{tag}:r")
+    births = tuple(f"pooler:{tag}:{kind[0]}" for kind in Kind)
     return [
         row for row in look.rows if row.is_client and (
             Pool(row.dbname or "", row.user or "") in known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from coordinator.ledger.keys import DbKeys
-from coordinator.ledger.record import Backend, Epoch, EpochState, Worker
+from coordinator.ledger.record import COMMAND_INDEX, Backend, Epoch, EpochState, Worker
 from coordinator.store.api import Compare, Entry, Put, Store, Txn, Won, absent, unchanged
 
 
@@ -42,7 +42,8 @@ def advanced(
 
 def not_acknowledged(epoch: int, db: str, workers: dict[str, Worker]) -> list[str]:
     """Boot ids of live workers that may still grant a session of an older epoch."""
-    return sorted(boot_id for boot_id, worker in workers.items() if worker.epochs.get(db, 0) < epoch)
+    return sorted(boot_id for boot_id, worker in workers.items()
+                  if worker.index != COMMAND_INDEX and worker.epochs.get(db, 0) < epoch)
 
 
 async def read_epoch(store: Store, keys: DbKeys) -> EpochEntry:

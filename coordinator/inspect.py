@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.admin import NoAdminPermit
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Look
@@ -176,8 +177,8 @@ async def resolve(
 ) -> list[Resolved]:
     """Frees permits in SESSION_UNKNOWN on an operator's word, each by CAS, with an `operator/` entry each.
 
-    Refused for a permit whose session a look can see. Raises StoreUnavailable, StoreUnknown; ValueError
-    without evidence.
+    Refused for a permit whose session a look can see. Raises StoreUnavailable, StoreUnknown; NoAdminPermit if
+    no look can be made for want of one; ValueError without evidence.
     """
     if not evidence.strip():
         raise ValueError("an attestation needs its evidence in words")
@@ -218,6 +219,10 @@ async def _can_be_seen(session: Session, tag: str, eyes: Eyes | None) -> tuple[b
         look = await eyes.look(session.backend.address)
     except LookFailed as failed:
         return False, f"its server could not be looked at: {failed}"
+    except NoAdminPermit as none:
+        if session.kind is not Kind.ADMIN:
+            raise
+        return False, f"its server could not be looked at: {none}"  # perhaps because this one is not free
     pid = _visible_pid(session, look, tag)
     if pid is not None:
         return True, f"it can be seen at {session.backend.address}: pid {pid}"

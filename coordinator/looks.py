@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import psycopg
 import trio
-from psycopg.conninfo import make_conninfo
 from psycopg.rows import tuple_row
 
 from coordinator.ledger.proofs import Look, Row
 from coordinator.ledger.record import Backend
+from coordinator.server_session import OpenFailed, ServerSession
 from coordinator.spec import Monitor
 
 CONNECT_TIMEOUT_SECONDS = 5
@@ -29,7 +29,10 @@ CLOSE_TIMEOUT_SECONDS = 2
 # One statement, so one moment: who answers, whether this role may see everybody, everybody, and the pids of
 # those that are starting and have no name yet (pg_locks shows their virtualxid before they have a row).
 _LOOK_SQL = """
-SELECT host(inet_server_addr()),
+SELECT pg_backend_pid(),
+       (SELECT round(extract(epoch FROM backend_start)::numeric * 1000000)::bigint
+          FROM pg_stat_activity WHERE pid = pg_backend_pid()),
+       host(inet_server_addr()),
        (SELECT system_identifier::text FROM pg_control_system()),
        CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
             ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int END,
@@ -46,6 +49,7 @@ SELECT host(inet_server_addr()),
          WHERE virtualxid IS NOT NULL AND pid <> pg_backend_pid()
            AND pid NOT IN (SELECT pid FROM pg_stat_activity))
 """
+_RENAME_SQL = "SELECT set_config('application_name', %s, false)"
 _TERMINATE_SQL = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE pid = %s AND round(extract(epoch FROM backend_start)::numeric * 1000000)::bigint = %s
@@ -53,7 +57,14 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 
 
 class LookFailed(Exception):
-    """The node could not be looked at: says where and why, without any secret."""
+    """The node could not be looked at: says where and why, without any secret.
+
+    `ended`: whether our session there is certainly over; None if its thread is still at it.
+    """
+
+    def __init__(self, text: str, *, ended: bool | None = True) -> None:
+        super().__init__(text)
+        self.ended = ended
 
 
 class Eyes(Protocol):
@@ -85,21 +96,27 @@ class Door:
 
 
 class _Node:
-    """One node's connection, used by one thread at a time. Its thread closes it when it was abandoned."""
+    """One node's session, used by one thread at a time. Its thread closes it when it was abandoned."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.connection: psycopg.Connection[Any] | None = None
+        self.session: ServerSession | None = None
+        self.name = ""
         self.abandoned = False
+        self.ended = True  # what is known of the session that was closed last
 
     def execute(
         self, address: str, door: Door, sql: str, params: tuple[object, ...]
     ) -> tuple[Any, ...] | None:
         """Connects if need be; runs in a thread."""
         try:
-            if self.connection is None:
-                self.connection = _connect(address, door)
-            cursor = self.connection.cursor(row_factory=tuple_row)
+            if self.session is None:
+                self.session, self.name = _connect(address, door), door.application_name
+            connection = self.session.connection
+            if self.name != door.application_name:  # it was opened before the ledger had its tag
+                connection.execute(_RENAME_SQL, (door.application_name,))
+                self.name = door.application_name
+            cursor = connection.cursor(row_factory=tuple_row)
             return cursor.execute(sql, params or None).fetchone()
         except BaseException:
             self.close()
@@ -109,20 +126,25 @@ class _Node:
                 self.close()
 
     def close(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.close()
+        """Blocks until the server has ended the session, for a limited time."""
+        session, self.session = self.session, None
+        if session is not None:
+            self.ended = session.close(CLOSE_TIMEOUT_SECONDS)
 
 
 class Looker:
-    """Looks at servers with the monitor's login, over one connection to each node."""
+    """Looks at servers with the monitor's login, over one connection to each node.
+
+    `reconnects`: a kept connection that died is replaced within the same look.
+    """
 
     def __init__(
-        self, door: Callable[[str], Door], *, provider_identity: bool = False,
+        self, door: Callable[[str], Door], *, provider_identity: bool = False, reconnects: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._door = door
         self._provider = provider_identity
+        self._reconnects = reconnects
         self._clock = clock
         self._nodes: dict[str, _Node] = {}
         self._locks: dict[str, trio.Lock] = {}
@@ -152,6 +174,18 @@ class Looker:
             async with self._locks.setdefault(address, trio.Lock()):
                 await self._drop(address)
 
+    async def rename(self) -> None:
+        """Sessions that were opened before their ledger had its tag get the name they should have."""
+        for address, node in tuple(self._nodes.items()):
+            async with self._locks.setdefault(address, trio.Lock()):
+                if node.session is not None and node.name != self._door(address).application_name:
+                    await self._execute(address, "SELECT 1")
+
+    async def leave(self, address: str) -> bool:
+        """Gives the session at this node back; whether it is certainly over."""
+        async with self._locks.setdefault(address, trio.Lock()):
+            return await self._drop(address)
+
     async def _execute(self, address: str, sql: str, *params: object) -> tuple[Any, ...] | None:
         door = self._door(address)  # raises LookFailed where nobody may log in
         for attempt in (1, 2):  # a kept connection may have died since: then once more over a new one
@@ -163,11 +197,14 @@ class Looker:
                         node.execute, address, door, sql, params, abandon_on_cancel=True)
             except (psycopg.Error, OSError) as failed:
                 self._nodes.pop(address, None)
-                if attempt == 2 or not kept or not isinstance(failed, psycopg.OperationalError):
-                    raise LookFailed(f"{address}: {_one_line(failed)}") from None
+                again = kept and self._reconnects and isinstance(failed, psycopg.OperationalError)
+                if attempt == 2 or not again:
+                    ended = failed.ended if isinstance(failed, OpenFailed) else node.ended
+                    raise LookFailed(f"{address}: {_one_line(failed)}", ended=ended) from None
             except trio.TooSlowError:
                 self._abandon(address)
-                raise LookFailed(f"{address}: no answer within {LOOK_TIMEOUT_SECONDS:g} s") from None
+                raise LookFailed(f"{address}: no answer within {LOOK_TIMEOUT_SECONDS:g} s",
+                                 ended=None) from None
             except trio.Cancelled:
                 self._abandon(address)
                 raise
@@ -184,16 +221,20 @@ class Looker:
         if node is not None:
             node.abandoned = True
 
-    async def _drop(self, address: str) -> None:
+    async def _drop(self, address: str) -> bool:
         node = self._nodes.pop(address, None)
-        if node is not None:
-            with trio.move_on_after(CLOSE_TIMEOUT_SECONDS, shield=True):
-                await trio.to_thread.run_sync(node.close, abandon_on_cancel=True)
+        if node is None:
+            return True
+        node.ended = False
+        with trio.move_on_after(2 * CLOSE_TIMEOUT_SECONDS, shield=True):
+            await trio.to_thread.run_sync(node.close, abandon_on_cancel=True)
+        return node.ended
 
     def _seen(self, address: str, at_us: int, row: tuple[Any, ...]) -> Look:
-        server, system, timeline, start_us, recovery, all_stats, auth_timeout, most, rows, nameless = row
+        pid, began_us, server, system, timeline, start_us, recovery, *more = row
+        all_stats, auth_timeout, most, rows, nameless = more
         node = self._nodes[address]
-        local, right = _ends(node.connection, server)
+        local, right = _ends(node.session.connection if node.session else None, server)
         latest = self._starts.get(address, 0)
         self._starts[address] = max(latest, start_us)
         named = tuple(_row(each) for each in rows)
@@ -209,19 +250,22 @@ class Looker:
             authentication_timeout_seconds=float(auth_timeout),
             is_local=local,
             max_connections=most,
+            own_pid=pid,
+            own_start_us=began_us or 0,
         )
 
 
-def _connect(address: str, door: Door) -> psycopg.Connection[Any]:
+def _connect(address: str, door: Door) -> ServerSession:
     host, port = split_address(address)
-    conninfo = make_conninfo(
-        host=host, port=port, user=door.monitor.user, password=door.monitor.password, dbname=door.dbname,
-        application_name=door.application_name, connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        options=f"-c statement_timeout={STATEMENT_TIMEOUT_SECONDS}s -c search_path=pg_catalog",
-        tcp_user_timeout=STATEMENT_TIMEOUT_SECONDS * 2000, keepalives_idle=5, keepalives_interval=2,
-        keepalives_count=3,
-    )
-    return psycopg.connect(conninfo, autocommit=True)
+    parameters = {
+        "user": door.monitor.user, "password": door.monitor.password, "dbname": door.dbname,
+        "application_name": door.application_name,
+        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_SECONDS}s -c search_path=pg_catalog",
+        "tcp_user_timeout": STATEMENT_TIMEOUT_SECONDS * 2000, "keepalives_idle": 5,
+        "keepalives_interval": 2, "keepalives_count": 3,
+    }
+    return ServerSession.open(host, port, parameters, timeout_seconds=CONNECT_TIMEOUT_SECONDS,
+                              close_timeout_seconds=CLOSE_TIMEOUT_SECONDS)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -9,15 +9,18 @@ from pathlib import Path
 import trio
 
 from coordinator.etcd_process import EtcdProcess, find_etcd
+from coordinator.ledger.invariants import reaper_name
 from coordinator.looks import Door, Looker, LookFailed
 from coordinator.spec import CoordinatorSpec
 from coordinator.store.api import Store
 from coordinator.store.etcd import Tls, open_etcd
 
 
-def make_looker(spec: CoordinatorSpec, tag_of: Callable[[str], str], *, name: str = "command") -> Looker:
-    """Eyes with the monitor login of whichever database names the host; sessions are pooler:<tag>:<name>."""
+def doors(spec: CoordinatorSpec, name_of: Callable[[str], str]) -> Callable[[str], Door]:
+    """How to get in at an address: the monitor login of whichever database names the host.
 
+    `name_of` a ledger's database is the session's application_name.
+    """
     logins = [each for each in spec.databases if each.monitor is not None]
 
     def door(address: str) -> Door:
@@ -25,10 +28,16 @@ def make_looker(spec: CoordinatorSpec, tag_of: Callable[[str], str], *, name: st
         named = [each for each in logins if address in each.hosts]
         for each in named or logins:
             assert each.monitor is not None  # as selected above
-            return Door(each.monitor, each.dbname, f"pooler:{tag_of(each.db)}:{name}")
+            return Door(each.monitor, each.dbname, name_of(each.db))
         raise LookFailed(f"{address}: no monitor login is configured for it")
 
-    return Looker(door, provider_identity=spec.node_identity == "provider")
+    return door
+
+
+def make_reaper(spec: CoordinatorSpec, tag_of: Callable[[str], str]) -> Looker:
+    """The coordinator's own eyes; its sessions are `pooler:<tag>:reaper`."""
+    return Looker(doors(spec, lambda db: reaper_name(tag_of(db))),
+                  provider_identity=spec.node_identity == "provider")
 
 
 @asynccontextmanager

@@ -6,13 +6,14 @@ import os
 import socket
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from coordinator import inspect
+from coordinator import commands, inspect
 from coordinator.election import Election, Leader
 from coordinator.founding import Founder
 from coordinator.granting import Granting
@@ -21,7 +22,7 @@ from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import UnknownSchema
 from coordinator.link import Args
-from coordinator.looks import Eyes
+from coordinator.looks import Looker, LookFailed
 from coordinator.reconcile import Reconciler
 from coordinator.registry import Registry, read_kernel_boot_id
 from coordinator.remembered import Remembered
@@ -43,7 +44,7 @@ def now_us() -> int:
 class Coordinator:
     """The parts of one coordinator over one store, and the nursery they live in."""
 
-    def __init__(self, spec: CoordinatorSpec, store: Store, looker: Eyes) -> None:
+    def __init__(self, spec: CoordinatorSpec, store: Store, looker: Looker) -> None:
         self.spec = spec
         self.store = store
         self.looker = looker
@@ -82,6 +83,7 @@ class Coordinator:
             nursery.start_soon(self.granting.run)
             nursery.start_soon(self.election.run, self.reconciler.lead)
             nursery.start_soon(self._sweep_tables)
+            nursery.start_soon(self._bury_commands)
             await nursery.start(self._serve_socket)
             if self.spec.http_fd is not None:
                 nursery.start_soon(serve_http, self.spec.http_fd, self)
@@ -162,8 +164,16 @@ class Coordinator:
             await trio.sleep(FOUNDING_INTERVAL_SECONDS)  # noqa: TID251 - servers tell nobody when they are up
             if any(view.reachable and not view.complete for view in self.views.views.values()):
                 self._incomplete.set()
-            elif not self.election.leading:
-                await self.looker.close()
+            else:
+                await self._tidy_eyes()
+
+    async def _tidy_eyes(self) -> None:
+        """What founding looked through: the leader keeps it, under the ledger's name; nobody else does."""
+        if not self.election.leading:
+            await self.looker.close()
+            return
+        with suppress(LookFailed):
+            await self.looker.rename()
 
     async def _sweep_tables(self) -> None:
         """Session tables of this host's dead workers go when no permit of theirs is left."""
@@ -179,6 +189,16 @@ class Coordinator:
                 continue
             for boot_id in dead:
                 inspect.remove_table(run_dir, boot_id)
+
+    async def _bury_commands(self) -> None:
+        """The deaths of this host's commands are put on record: nobody waits for their processes."""
+        run_dir = Path(self.spec.run_dir)
+        while True:
+            for boot_id in commands.dead_ones(run_dir):
+                await self.registry.bury(boot_id, "its process is gone", now_us())
+                commands.forget(run_dir, boot_id)
+                self.reconciler.stir()
+            await trio.sleep(self.spec.lease_ttl_seconds)  # noqa: TID251 - a death elsewhere tells nobody
 
     async def _serve_socket(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:

@@ -19,7 +19,7 @@ from coordinator.etcd_process import EtcdMissing, version_warning
 from coordinator.events import Event
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded
-from coordinator.opening import make_looker, open_store
+from coordinator.opening import make_reaper, open_store
 from coordinator.parts import Coordinator
 from coordinator.spec import CoordinatorSpec, SpecFault
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
@@ -92,7 +92,7 @@ class Service:
                 head = coordinator.views.views[db].head if coordinator else None
                 return head.tag if head else "new"
 
-            coordinator = Coordinator(spec, store, make_looker(spec, tag_of, name="reaper"))
+            coordinator = Coordinator(spec, store, make_reaper(spec, tag_of))
             self._coordinator = coordinator
             async with trio.open_nursery() as nursery:
                 await nursery.start(coordinator.run)

@@ -52,6 +52,8 @@ class Look:
     authentication_timeout_seconds: float
     is_local: bool  # over loopback or a unix socket: no network can hold an orphan's packets back
     max_connections: int = 0
+    own_pid: int = 0  # of the session that looked, which `rows` leaves out
+    own_start_us: int = 0
 
     @property
     def void(self) -> str | None:

@@ -17,6 +17,7 @@ import msgpack
 from coordinator.ledger.states import SessionState
 
 SCHEMA = 1
+COMMAND_INDEX = -1  # of the `worker/` key of a command: it has permits of kind admin and no sessions to drain
 
 
 class UnknownSchema(Exception):

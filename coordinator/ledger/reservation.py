@@ -16,6 +16,7 @@ import msgpack
 from coordinator.ledger.keys import DbKeys, only, prefix_end
 from coordinator.ledger.record import (
     Alias,
+    Backend,
     Epoch,
     EpochState,
     Kind,
@@ -38,7 +39,8 @@ class Reserve:
 
     `request_id` makes it idempotent; `seats` is the pool's size over the whole fleet (0: no seat is taken,
     for admin permits); `owner` is the boot id whose `worker/` key and lease stand behind it; `epoch` 0 means
-    the current one.
+    the current one; `address` is where the session will be, if that is not the epoch's backend (a command's
+    look at another node of the cluster).
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class Reserve:
     owner: str
     host: str
     epoch: int = 0
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,7 @@ def plan_reservation(
     session = Session(
         kind=ask.kind, slot=slot, generation=0, state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
         dbname=ask.dbname, user=ask.user, seat=seat, request_id=ask.request_id, epoch=epoch.number,
-        policy_generation=alias.active, backend=epoch.backend, state_since_us=now_us,
+        policy_generation=alias.active, backend=_backend(ask, epoch), state_since_us=now_us,
     )
     compares = (
         unchanged(worker.key, worker.mod_revision), unchanged(head.key, head.mod_revision),
@@ -251,6 +254,13 @@ def _standing(
     if ask.epoch not in (0, epoch.number):
         return Refused(Code.DRAINING, f"epoch {ask.epoch} is over")
     return grounds.worker, grounds.head, grounds.epoch, grounds.alias, epoch, alias
+
+
+def _backend(ask: Reserve, epoch: Epoch) -> Backend:
+    """Where it will connect: only what is known of that node, so that no look at another proves anything."""
+    if ask.address in ("", epoch.backend.address):
+        return epoch.backend
+    return Backend(ask.address, epoch.backend.system_identifier, epoch.backend.timeline)
 
 
 def _pick_seat(ask: Reserve, grounds: Grounds, home: int, busy: Collection[int]) -> int | None:

@@ -27,8 +27,9 @@ def audit(
 ) -> None:
     """Compare the ledger with the real server: sessions without permit, permits without session, the budget.
 
-    Sessions in SESSION_UNKNOWN are listed apart, with what they wait for. Exits 0 when both agree, 1 on any
-    difference or when a host could not be audited.
+    Sessions in SESSION_UNKNOWN are listed apart, with what they wait for. The look takes an admin permit, and
+    gives it back. Exits 0 when both agree, 1 on any difference, when a host could not be audited, or when no
+    admin permit is free (it says who holds them).
 
     Example: pooler ledger audit orders --json
     """
@@ -53,9 +54,8 @@ async def _audit(where: Where, name: str) -> Audit:
     async with reach(where) as reached:
         db = reached.db(name)
         ledger = reached.ledger(db)
-        head = (await ledger.snapshot()).head
         hosts = list(dict.fromkeys(host for each in reached.specs_of(db) for host in each.hosts))
-        async with reached.eyes({db: head.tag} if head else {}) as eyes:
+        async with reached.eyes(db) as eyes:
             if eyes is None:
                 raise UsageFault(f"an audit must look at the servers: set `monitor` for a database of {db}")
             return await compare(
@@ -85,7 +85,8 @@ def _tell(found: Audit) -> None:
     from pooler.cli.out import duration
 
     print(f"{found.db}: {found.held} of {found.slots} slots held, reserve {found.reserve_held}/"
-          f"{found.reserve_slots}, at revision {found.revision}")
+          f"{found.reserve_slots}, admin {found.admin_held}/{found.admin_slots} (this audit's included), "
+          f"at revision {found.revision}")
     for node, count in found.ours.items():
         print(f"{node}: {count} sessions of ours")
     if found.foreign:

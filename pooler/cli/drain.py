@@ -37,8 +37,9 @@ def drain(
     The old epoch stops granting, its sessions end with proof, the promotion runs, then the next epoch grants;
     clients stay connected and wait. Only exit 0 may gate a promotion that is done elsewhere.
 
-    Exits 0 drained, 1 target unfit and nothing changed, 3 only sessions in SESSION_UNKNOWN are left (the line
-    that resolves them is printed), 4 timed out and the old epoch is active again.
+    Exits 0 drained, 1 target unfit or no admin permit free, and nothing changed, 3 only sessions in
+    SESSION_UNKNOWN are left (the line that resolves them is printed), 4 timed out and the old epoch is active
+    again.
 
     Example: pooler drain orders --to 10.0.0.12:5432 --run 'ssh db2 pg_ctl promote -D /data' --timeout 60s
     """
@@ -63,13 +64,12 @@ async def _drain(
     from pooler.cli.reach import now_us, reach
     from pooler.errors import UsageFault
 
-    seconds = seconds_of("--timeout", timeout)
+    seconds, target = seconds_of("--timeout", timeout), _target(to)
     async with reach(where) as reached:
         db = reached.db(name)
         ledger = reached.ledger(db)
-        head = (await ledger.snapshot()).head
-        order = _order(where, db, to, run, switch_first, seconds)
-        async with reached.eyes({db: head.tag} if head else {}) as eyes:
+        order = _order(where, db, target, run, switch_first, seconds)
+        async with reached.eyes(db) as eyes:
             if eyes is None:
                 raise UsageFault(f"a drain must look at the servers: set `monitor` for a database of {db}")
             return await carry_out(
@@ -77,24 +77,29 @@ async def _drain(
                 run_dir=reached.run_dir)
 
 
+def _target(to: str | None) -> str | None:
+    from pooler.errors import UsageFault
+    from pooler.settings import Address
+
+    try:
+        return str(Address.parse(to)) if to is not None else None
+    except ValueError as fault:
+        raise UsageFault(f"--to: {fault}") from None
+
+
 def _order(
-    where: Where, db: str, to: str | None, run: str | None, switch_first: bool, seconds: float
+    where: Where, db: str, target: str | None, run: str | None, switch_first: bool, seconds: float
 ) -> Order:
     from functools import partial
 
     from coordinator.drain_target import Order
     from pooler.cli.options import settings_of
     from pooler.errors import UsageFault
-    from pooler.settings import Address
 
     settings = settings_of(where.config)
     mine = [database for database in settings.databases.values() if database.ledger == db]
     if not mine:
         raise UsageFault(f"no database of the config points to ledger {db}")
-    try:
-        target = str(Address.parse(to)) if to is not None else None
-    except ValueError as fault:
-        raise UsageFault(f"--to: {fault}") from None
     hosts = list(dict.fromkeys(str(host) for database in mine for host in database.hosts))
     promote = partial(_promote, run) if run is not None else None
     grace = min(seconds, settings.failover.drain_timeout_seconds)

@@ -115,8 +115,8 @@ def resolve(
 ) -> None:
     """Free permits in SESSION_UNKNOWN on your word, where no proof can be had.
 
-    Shows what will be freed and asks. Refused for a session that a look at its server can see. Exits 0 when
-    all of them are free, 1 if one is not.
+    Shows what will be freed and asks. Refused for a session that a look at its server can see; the look takes
+    an admin permit. Exits 0 when all of them are free, 1 if one is not, or when no admin permit is free.
 
     Example: pooler ledger resolve orders main/17.4711 --evidence 'node db1 powered off, ticket OPS-12'
     """
@@ -156,8 +156,7 @@ async def _resolve(
             return []
         if not yes:
             _ask(db, permits, snapshot)
-        tag = snapshot.head.tag if snapshot.head else ""
-        async with reached.eyes({db: tag}) as eyes:
+        async with reached.eyes(db) as eyes:
             return await inspect.resolve(
                 reached.store, reached.keys, ledger, permits, who=operator_name(), evidence=evidence,
                 eyes=eyes, now_us=now_us)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +15,16 @@ from urllib.parse import unquote
 
 import trio
 
+from coordinator.admin import NoAdminPermit, admin_permits
+from coordinator.admin_eyes import AdminEyes, admin_eyes
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
-from coordinator.looks import Looker
-from coordinator.opening import make_looker, open_store
+from coordinator.opening import doors, open_store
 from coordinator.spec import CoordinatorSpec, DatabaseSpec, EtcdSpec
 from coordinator.store.api import Store
-from pooler.errors import FleetUnreachable, UsageFault
+from pooler.errors import FleetUnreachable, NoPermit, UsageFault
 from pooler.settings import Address, Settings, coordinator_spec, find_config, load
+from pooler.settings_models import FLEET_NAME
 
 ANSWER_SECONDS_MAX = 5.0
 
@@ -41,6 +44,8 @@ class Where:
             return spec_of(load(find_config(self.config)))
         if self.etcd is None or self.fleet is None:
             raise UsageFault("--etcd and --fleet belong together: give both, or a config")
+        if not re.fullmatch(FLEET_NAME, self.fleet):
+            raise UsageFault(f'--fleet: "{self.fleet}" is no fleet\'s name: a to z, 0 to 9 and -, at most 24')
         return CoordinatorSpec(
             fleet=self.fleet, prefix=self.prefix, host=socket.gethostname(), machine_id="", run_dir="",
             socket="", lease_ttl_seconds=5.0, etcd=EtcdSpec(endpoints=_endpoints(self.etcd)), databases=())
@@ -80,17 +85,31 @@ class Reached:
         return Path(self.spec.run_dir) if self.spec.run_dir else None
 
     @asynccontextmanager
-    async def eyes(self, tags: Mapping[str, str]) -> AsyncIterator[Looker | None]:
-        """A look at the servers by their monitors; None where no config names one. `tags` by ledger."""
+    async def eyes(self, db: str) -> AsyncIterator[AdminEyes | None]:
+        """A look at the servers by their monitors, under admin permits of this ledger; None where no config
+        names a monitor. Raises NoPermit when none is free.
+        """
         if not any(each.monitor for each in self.spec.databases):
             yield None
             return
-        looker = make_looker(self.spec, lambda db: tags.get(db, "new"))
+        door = doors(self.spec, lambda _: "")  # a session's name is its permit's
         try:
-            yield looker
-        finally:
-            with trio.move_on_after(2, shield=True):
-                await looker.close()
+            async with (
+                admin_permits(
+                    self.store, self.keys, self.ledger(db), host=self.spec.host,
+                    machine_id=self.spec.machine_id, run_dir=self.run_dir,
+                    ttl_seconds=self.spec.lease_ttl_seconds, now_us=now_us) as permits,
+                admin_eyes(permits, door, provider_identity=self.spec.node_identity == "provider") as eyes,
+            ):
+                yield eyes
+        except* NoAdminPermit as refused:
+            raise NoPermit(str(first_of(refused)), "full") from None
+
+
+def first_of(group: BaseExceptionGroup[NoAdminPermit]) -> NoAdminPermit:
+    """One of the group's exceptions."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 @asynccontextmanager
