@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -23,11 +24,12 @@ import trio
 
 from coordinator.link import Args, Link, LinkLost
 from coordinator.session_table import SessionTable
+from pooler.errors import UsageFault
 from pooler.net.client_count import ClientCount
 from pooler.net.listener import Acceptor, adopt
 from pooler.net.login import Door, ProxyRule
 from pooler.net.proxy_protocol import PeerAddress
-from pooler.net.userlist import UserlistFile
+from pooler.net.userlist import Userlist, read_userlist
 from pooler.observe.events import Event
 from pooler.observe.http import serve_http
 from pooler.observe.log import set_up_logging
@@ -46,10 +48,11 @@ from pooler.serve.fleet_view import FleetView, open_console
 from pooler.serve.holder import WorkerHolder
 from pooler.serve.registry import Registry
 from pooler.settings import Settings
-from pooler.wire.auth import AuthType, Secret
+from pooler.wire.auth import AuthType, Method, Secret
 from pooler.wire.cancel_keys import ordinal_of
 from pooler.wire.parameters import TrackedParameters
 from pooler.wire.prepared import Statements
+from pooler.wire.scram import Verifier
 from pooler.wire.session_state import TextLook
 
 TICK_SECONDS = 0.1
@@ -83,7 +86,7 @@ class Worker:
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed)
         self.registry = Registry(settings, self.parts)
-        self.userlist = UserlistFile(settings.auth.file) if settings.auth.file is not None else None
+        self.userlist = _userlist_of(settings)
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
         self.commands = Commands(self.registry)
         self.fleet_view = FleetView(self.registry, self.permits, self.figures, self.commands, link)
@@ -94,6 +97,7 @@ class Worker:
         self.figures.refusals = lambda: self.entrance.refusals
         self.stopping = trio.Event()
         self._mock_key = _mock_key(run_dir)
+        self._derived: dict[str, tuple[Secret, Verifier]] = {}
         self.holder.registry = self.registry
         self.holder.show_rows = self.figures.rows
         self.holder.run_command = self.commands.run
@@ -154,8 +158,10 @@ class Worker:
         must = settings.fleet.listen_proxy if service is None else self._is_proxy(peer)
         return Door(
             auth_type=AuthType(settings.auth.type), find_user=self._find_user,
+            unknown_method=Method.SCRAM if self.userlist is None else self.userlist.usual_method,
             database_exists=lambda name: settings.database_for(name, service) is not None,
-            mock_key=self._mock_key, proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN,
+            mock_key=self._mock_key, derived=self._derived,
+            proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN,
             console_users=frozenset((*settings.admin.users, *settings.admin.stats_users)))
 
     def _is_proxy(self, peer: PeerAddress) -> bool:
@@ -165,7 +171,7 @@ class Worker:
 
     async def _find_user(self, user: str, database: str) -> Secret | None:
         if self.userlist is not None:
-            return self.userlist.current.find(user)
+            return self.userlist.find(user)
         return Secret(plain=b"") if self.settings.auth.type == "trust" else None
 
     def _client_closed(self, client: Any) -> None:
@@ -188,7 +194,7 @@ class Worker:
     def _epoch_heard(self, view: LedgerView) -> None:
         if view.serving and self._acknowledged.get(view.db) != view.epoch:
             self._acknowledged[view.db] = view.epoch  # the pools were told first: none grants an older one
-            self.parts.nursery.start_soon(self.permits.epoch_ack, view.db, view.epoch)
+            self.permits.epoch_ack(view.db, view.epoch)
 
     async def drain(self, args: Args) -> Args:
         """Take no new client and let those here finish."""
@@ -206,11 +212,14 @@ class Worker:
         """Take over what may change while running."""
         spec = await self._link.call("spec")
         settings = Settings.from_wire(spec["config"])
+        problems: list[str] = []
+        try:
+            self.userlist = _userlist_of(settings)
+        except UsageFault as fault:  # the users of before stay
+            problems = str(fault).splitlines()
         self.settings = self.registry.settings = settings
-        if self.userlist is not None:
-            self.userlist.reload()
         self.registry.apply_settings()
-        return {"problems": []}
+        return {"problems": problems}
 
     async def status(self, args: Args) -> Args:
         """Figures for `fleet status`."""
@@ -233,15 +242,19 @@ def _identity(spec: Args) -> Identity:
     return Identity(spec["boot_id"], spec["index"], os.getpid(), int(stat[19]))
 
 
+def _userlist_of(settings: Settings) -> Userlist | None:
+    return read_userlist(settings.auth.file) if settings.auth.file is not None else None
+
+
 def _mock_key(run_dir: Path) -> bytes:
     """A secret of this fleet that lasts: unknown users get the same salt from every worker at any time."""
-    path = run_dir / "mock.key"
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(os.urandom(32))
-    except FileExistsError:
-        pass
-    return path.read_bytes().ljust(32, b"\0")
+    path, beside = run_dir / "mock.key", run_dir / f".mock.key.{os.getpid()}"
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(os.urandom(32))
+    with suppress(FileExistsError):  # whole from the first moment: workers start side by side
+        path.hardlink_to(beside)
+    beside.unlink()
+    return path.read_bytes()
 
 
 async def run(link_fd: int) -> None:
@@ -255,6 +268,7 @@ async def run(link_fd: int) -> None:
         try:
             spec = await link.call("spec")
         except LinkLost:
+            base.cancel_scope.cancel()
             return
         settings = Settings.from_wire(spec["config"])
         set_up_logging(settings.log.format, settings.log.level, queries=settings.log.queries)

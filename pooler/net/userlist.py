@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from pooler.errors import UsageFault
@@ -21,7 +22,7 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 _FIELD = re.compile(rb'"((?:[^"]|"")*+)"')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Userlist:
     """The users of a file. A user whose secret is empty exists and can log in by no password."""
 
@@ -31,7 +32,7 @@ class Userlist:
         """The stored secret, or None for a user that is not in the file."""
         return self.users.get(user)
 
-    @property
+    @cached_property
     def usual_method(self) -> Method:
         """What most users are asked for under auth_type md5: users who do not exist are asked the same."""
         kinds = Counter(Method.SCRAM if s.scram is not None else Method.MD5 for s in self.users.values())
@@ -75,24 +76,13 @@ def _unquoted(found: re.Match[bytes]) -> bytes:
     return found.group(1).replace(b'""', b'"')
 
 
-class UserlistFile:
-    """The userlist in force; a broken file never replaces a good one."""
-
-    def __init__(self, path: Path) -> None:
-        """Reads the file. Raises UsageFault."""
-        self._path = path
-        self.current = self._read()
-
-    def reload(self) -> None:
-        """Read the file again. Raises UsageFault and keeps what was in force."""
-        self.current = self._read()
-
-    def _read(self) -> Userlist:
-        try:
-            with self._path.open("rb") as file:
-                content = file.read(FILE_BYTES_MAX + 1)
-        except OSError as fault:
-            raise UsageFault(f"{self._path}: cannot be read: {fault.strerror}") from fault
-        if len(content) > FILE_BYTES_MAX:
-            raise UsageFault(f"{self._path}: larger than {FILE_BYTES_MAX} bytes")
-        return parse_userlist(content, str(self._path))
+def read_userlist(path: Path) -> Userlist:
+    """The users in a file. Raises UsageFault: it cannot be read, or naming every faulty line."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as fault:
+        raise UsageFault(f"{path}: cannot be read: {fault.strerror}") from fault
+    if len(content) > FILE_BYTES_MAX:
+        raise UsageFault(f"{path}: larger than {FILE_BYTES_MAX} bytes")
+    return parse_userlist(content, str(path))

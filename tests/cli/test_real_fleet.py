@@ -161,3 +161,23 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_one_a_clean_ledger(
             60,
         )
         assert command("ledger", "audit", db).code == 0
+
+
+def test_a_reload_with_a_broken_userlist_keeps_the_users_of_before_and_every_worker(
+    fleet: RunningFleet, command: Command
+) -> None:
+    pids = fleet.fleet.worker_pids()
+    users = fleet.config.parent / "userlist.txt"
+    whole = users.read_text()
+    users.write_text("not a userlist\n")
+    broken = command("fleet", "reload", "--json")
+    problems = json.loads(broken.out)["problems"]
+    assert (broken.code, [line.partition(": ")[0] for line in problems]) == (1, ["worker 0", "worker 1"])
+    assert all("userlist.txt:1: " in line for line in problems)
+    with psycopg.connect(fleet.dsn()) as client:
+        client.execute("SELECT 1")
+    users.write_text(whole.replace(fleet.database.password, "another"))
+    assert command("fleet", "reload").code == 0
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(fleet.dsn())
+    assert fleet.fleet.worker_pids() == pids

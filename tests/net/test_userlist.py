@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pooler.errors import UsageFault
-from pooler.net.userlist import UserlistFile, parse_userlist
+from pooler.net.userlist import parse_userlist, read_userlist
 from pooler.wire.auth import Method, Secret, md5_secret
 from pooler.wire.scram import Verifier
 
@@ -46,23 +46,18 @@ def test_every_fault_is_named_with_its_line_and_no_secret() -> None:
     assert "topsecret" not in str(fault.value)
 
 
-def test_a_broken_file_does_not_replace_a_good_one(tmp_path: Path) -> None:
+def test_a_file_is_read_anew_each_time(tmp_path: Path) -> None:
     path = tmp_path / "users.txt"
-    path.write_text('"ann" "one"\n')
-    file = UserlistFile(path)
-    path.write_text('"ann" "two"\n')
-    file.reload()
-    assert file.current.find("ann") == Secret(plain=b"two")
-    path.write_text("broken\n")
-    with pytest.raises(UsageFault):
-        file.reload()
-    assert file.current.find("ann") == Secret(plain=b"two")
-    assert file.current.find("bob") is None
+    for secret in (b"one", b"two"):
+        path.write_bytes(b'"ann" "' + secret + b'"\n')
+        users = read_userlist(path)
+        assert users.find("ann") == Secret(plain=secret)
+        assert users.find("bob") is None
 
 
 def test_a_missing_file_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match=r"nowhere: cannot be read: No such file"):
-        UserlistFile(tmp_path / "nowhere")
+        read_userlist(tmp_path / "nowhere")
 
 
 def test_unknown_users_are_asked_what_most_are_asked() -> None:
