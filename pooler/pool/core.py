@@ -121,6 +121,7 @@ class PoolCore(Generic[S]):
         """Take a session out, whatever it was doing. False if it was not here."""
         if session in self.active:
             self.active.discard(session)
+            self.shed = min(self.shed, len(self.active))  # what is gone need not be given up
             return True
         if session in self.idle:
             self.idle.remove(session)
@@ -193,6 +194,3 @@ class PoolCore(Generic[S]):
         assert not any(s in self.active for s in self.idle)
         assert all(ticket.waiting for ticket in self.waiting)
         assert self.blocked or not (self.idle and self.waiting)
-
-    def _next_waiting(self) -> Ticket | None:
-        return self.waiting.popitem(last=False)[0] if self.waiting else None

@@ -32,6 +32,7 @@ class Growth:
         self._permanent = False  # trying again soon is of no use: waiters are answered at once
         self._retry_seconds = 0.0
         self._retry_at = 0.0
+        self._forgotten = trio.Event()
 
     def start(self) -> None:
         """An opening that the core has counted."""
@@ -45,6 +46,8 @@ class Growth:
         """Another backend serves now."""
         self.last_error, self._permanent = None, False
         self._retry_seconds = self._retry_at = 0.0
+        self._forgotten.set()
+        self._forgotten = trio.Event()
 
     async def _open(self) -> None:
         pool = self._pool
@@ -67,9 +70,8 @@ class Growth:
         return not core.blocked and (core.count_waiting() > 0 or in_use < self._pool.plan.size_min)
 
     async def _wait_out_failure(self) -> None:
-        wait = self._retry_at - monotonic()
-        if wait > 0:
-            await trio.sleep(wait)  # noqa: TID251 - the retry back-off is a time, not a fact
+        with trio.move_on_after(max(0.0, self._retry_at - monotonic())):
+            await self._forgotten.wait()
 
     async def _try_open(self) -> ServerConn | None:
         plan = self._pool.plan

@@ -234,9 +234,9 @@ class Permits:
 
     # -- the rest of the link
 
-    async def epoch_ack(self, db: str, epoch: int) -> None:
-        """No session of an older epoch is granted any more. Returns when the ledger has it."""
-        await self._uplink.insist("epoch_ack", db=db, epoch=epoch)
+    def epoch_ack(self, db: str, epoch: int) -> None:
+        """No session of an older epoch is granted any more. Returns at once, told until answered."""
+        self._errands.tell("epoch_ack", lambda _: None, db=db, epoch=epoch)
 
     async def forward_cancel(self, ordinal: int, key: bytes) -> None:
         """Pass a CancelRequest on to the worker with that ordinal. Raises FleetUnreachable."""

@@ -174,8 +174,7 @@ class Pool:
     def adopt(self, opened: OpenSession) -> ServerConn:
         """A session that was opened for this pool enters the reactor."""
         parts = self.parts
-        if self.greeting is None:
-            self.greeting = dict(opened.parameters)
+        self.greeting = dict(opened.parameters)  # of the newest: the server may be another one by now
         server = ServerConn(parts.reactor, self, opened, parts.parameters_of(dict(opened.parameters)))
         lifetime = self.plan.server_lifetime_seconds
         if lifetime:

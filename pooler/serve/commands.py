@@ -17,24 +17,25 @@ class Commands:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._actions = {
+            "pause": self._pause, "resume": self._resume, "disable": self._disable, "enable": self._enable,
+            "reconnect": self._reconnect, "kill": self._kill,
+        }
 
     async def run(self, name: str, args: dict[str, Any]) -> None:
         """Carry out `name` on args["database"] (None: all). Raises LinkRefused with the reason."""
         database = args.get("database")
         if database is not None and database not in self._registry.settings.databases:
             raise LinkRefused("no_database", f"no such database: {database}")
-        action = getattr(self, f"_{name.lower()}", None)
+        action = self._actions.get(name.lower())
         if action is None:
             raise LinkRefused("no_command", f"a worker knows no command {name}")
         await action(database)
 
     async def _pause(self, database: str | None) -> None:
         """Nothing more is granted; done when no session is in use."""
-        registry = self._registry
-        registry.paused |= {database} if database is not None else set(registry.settings.databases)
-        for pool in registry.by_name(database):
-            pool.pause()
-        while any(pool.core.active for pool in registry.by_name(database)):
+        self._mark_paused(database)
+        while any(pool.core.active for pool in self._registry.by_name(database)):
             if not self._is_paused(database):
                 return  # resumed meanwhile
             await trio.sleep(PAUSE_POLL_SECONDS)  # noqa: TID251 - sessions fall idle in the reactor, unheard
@@ -61,13 +62,13 @@ class Commands:
 
     async def _kill(self, database: str | None) -> None:
         """Drop every client and session of a database, and serve nobody until RESUME."""
-        await self._mark_paused(database)
+        self._mark_paused(database)
         for pool in self._registry.by_name(database):
             for client in list(pool.clients):
                 client.break_off("57P01", "database killed by an administrator")
             pool.close_idle("killed by an administrator")
 
-    async def _mark_paused(self, database: str | None) -> None:
+    def _mark_paused(self, database: str | None) -> None:
         registry = self._registry
         registry.paused |= {database} if database is not None else set(registry.settings.databases)
         for pool in registry.by_name(database):

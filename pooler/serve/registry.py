@@ -68,7 +68,9 @@ class Registry:
                     self.settings, key.name, key.user, pool.plan.secret, key.service))
 
     def ledger_changed(self, view: LedgerView) -> None:
-        """Tell the pools of this ledger what epoch it is."""
+        """Tell the pools of this ledger what epoch it is. Pools that were stopped stay so."""
+        if self.stopping:
+            return
         for pool in self.pools.values():
             if pool.plan.ledger == view.db:
                 pool.ledger_changed(view)

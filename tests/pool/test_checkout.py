@@ -218,3 +218,26 @@ async def test_a_pool_that_stops_refuses_who_waits(monkeypatch: pytest.MonkeyPat
             nursery.start_soon(wait)
             await wait_all_tasks_blocked()
             run.pool.stop()
+
+
+async def test_another_backend_is_tried_at_once_however_long_the_last_one_failed(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running(monkeypatch) as run:
+        async def refused(*_: Any) -> OpenSession:
+            raise BackendLost("the old primary is gone")
+
+        monkeypatch.setattr(growth, "open_session", refused)
+        done = trio.Event()
+
+        async def serve_one() -> None:
+            await work(run.pool)
+            done.set()
+
+        run.nursery.start_soon(serve_one)
+        await wait_all_tasks_blocked()  # it failed once, and waits for a quarter of a second
+        monkeypatch.setattr(growth, "open_session", run.open_session)
+        began = trio.current_time()
+        run.pool.growth.forget()
+        await done.wait()
+        assert trio.current_time() == began

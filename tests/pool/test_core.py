@@ -357,3 +357,15 @@ class Core(RuleBasedStateMachine):
 
 TestCore = Core.TestCase
 TestCore.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+def test_a_session_that_broke_does_for_one_that_was_to_be_given_up() -> None:
+    core, (one, two) = core_with(2)
+    for _ in range(2):
+        core.request(started().ticket)
+    core.shed = 2
+    core.remove(one)
+    assert core.shed == 1
+    core.remove(two)
+    core.opening += 1
+    assert core.opened(FakeSession(), 0.0)
