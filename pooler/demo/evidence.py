@@ -83,7 +83,8 @@ class Evidence:
         named = (("primary", self.parts.primary), ("standby", self.parts.standby))
         servers = [self._seen(name, server.log) for name, server in named]
         history = list(self.parts.watch.history)
-        owners = {each.session.owner for each in history if each.session is not None}
+        owners = {each.session.owner for each in history
+                  if each.session is not None and each.session.kind is not Kind.ADMIN}
         done = sum(each["done"] for each in told.load["tenants"].values())
         self._add(judge.judge_volume(done, TRANSACTIONS_MIN, len(owners), WORKERS))
         self._add(judge.judge_budget(servers, PERMITS))
