@@ -15,6 +15,7 @@ from pooler.net.facts import SessionFacts
 from pooler.pool.opener import OpenSession
 from pooler.pool.plan import PoolPlan
 from pooler.pool.pool import Parts, Pool
+from pooler.relay import reactor
 from pooler.relay.client import ClientConn
 from pooler.relay.reactor import Reactor
 from pooler.relay.server import ServerConn
@@ -320,7 +321,9 @@ class World:
 def world(sessions: int = 1, mode: str = "transaction", **settings: Any) -> Iterator[World]:
     """A world, closed at the end."""
     made = World(sessions, mode, **settings)
+    linger, reactor.LINGER_SECONDS = reactor.LINGER_SECONDS, 0.0  # here nothing comes by itself
     try:
         yield made
     finally:
+        reactor.LINGER_SECONDS = linger
         made.close()
