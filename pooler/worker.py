@@ -145,6 +145,7 @@ class Worker:
                 janitor.end_late_waits(pool, now)
                 janitor.cancel_overdue_drain(pool, now)
                 if ticks % SLOW_TICKS == 0:  # once a second
+                    janitor.end_hung_cleanups(pool, now)
                     janitor.end_idle_transactions(pool, now)
                     janitor.end_long_queries(pool, now)
                     janitor.end_idle_clients(pool, now)

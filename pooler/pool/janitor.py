@@ -5,12 +5,21 @@ from __future__ import annotations
 from pooler.pool.pool import Pool
 
 IN_TRANSACTION, FAILED = 0x54, 0x45
+OWN_QUERY_SECONDS_MAX = 10.0
 
 
 def end_late_waits(pool: Pool, now: float) -> None:
     """query_wait_timeout: a ticket past its deadline is answered."""
     if pool.core.waiting:
         pool.expire(now)
+
+
+def end_hung_cleanups(pool: Pool, now: float) -> None:
+    """The pooler's own queries (a clean-up, a rollback, a client's parameters) are answered soon, or the session
+    is closed: nobody waits for it for ever."""
+    for server in list(pool.core.active):
+        if server.own and not server.closing and now - server.own_at > OWN_QUERY_SECONDS_MAX:
+            server.give_up("one of the pooler's own queries was not answered")
 
 
 def end_idle_transactions(pool: Pool, now: float) -> None:
@@ -26,7 +35,7 @@ def end_idle_transactions(pool: Pool, now: float) -> None:
 
 
 def end_long_queries(pool: Pool, now: float) -> None:
-    """query_timeout: a query that runs longer is cancelled by closing its session; the client is told."""
+    """query_timeout: a query that runs longer ends its client (FATAL) and, cancelled, its session."""
     limit = pool.plan.settings.query_timeout_seconds
     if not limit:
         return

@@ -42,7 +42,7 @@ class ServerConn:
     __slots__ = (
         "_paused", "backend_start_us", "cancels", "client", "closing", "commits", "connected_at", "copy_in",
         "cut", "doubtful", "epoch", "expires_at", "fatal", "fd", "fresh", "generation", "held",
-        "idle_since", "last_used", "opened", "out", "owed", "own", "own_answered", "own_done", "own_error",
+        "idle_since", "last_used", "opened", "out", "owed", "own", "own_answered", "own_at", "own_done", "own_error",
         "parameters", "permit", "pid", "pool", "query_at", "reactor", "recv", "residue", "retire", "row",
         "secret_key", "send", "skip", "skipping", "sock", "started_at", "statements", "status",
         "syncs_ignored", "unsynced",
@@ -72,6 +72,7 @@ class ServerConn:
         self.held = b""
         self.out = bytearray()
         self.own = 0
+        self.own_at = 0.0
         self.own_answered = False
         self.own_error = b""
         self.own_done: Any = None
@@ -169,6 +170,7 @@ class ServerConn:
         Returns the bytes to send, so that a client's message can go out behind them in the same send.
         """
         self.own += len(queries)
+        self.own_at = monotonic()
         self.own_done = done
         self.statements.unnamed = None
         return b"".join(b"Q" + (len(q) + 5).to_bytes(4, "big") + q + b"\0" for q in queries)

@@ -1,0 +1,93 @@
+"""What is done by the clock: each rule acts past its limit, on nobody else, and not at all when it is off."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from pooler.pool import janitor
+from pooler.pool.pool import Pool
+
+IDLE, IN_TRANSACTION = 0x49, 0x54
+
+
+class Someone:
+    """A client: remembers what it was told."""
+
+    def __init__(self, **more: Any) -> None:
+        self.server: Any = None
+        self.ticket = SimpleNamespace(waiting=False)
+        self.requested_at = 0.0
+        self.told: list[str] = []
+        self.__dict__.update(more)
+
+    def break_off(self, sqlstate: str, text: str) -> None:
+        self.told.append(sqlstate)
+
+
+class Session:
+    """A session in use."""
+
+    def __init__(self, client: Someone | None, **more: Any) -> None:
+        self.client = client
+        self.owed: list[int] = []
+        self.status = IDLE
+        self.own = 0
+        self.own_at = self.last_used = self.query_at = 0.0
+        self.closing = False
+        self.given_up = ""
+        self.__dict__.update(more)
+
+    def give_up(self, reason: str) -> None:
+        self.given_up = reason
+
+
+def _pool(*sessions: Session, clients: tuple[Someone, ...] = (), **settings: float) -> Pool:
+    names = ("idle_transaction_timeout_seconds", "query_timeout_seconds", "client_idle_timeout_seconds")
+    limits = SimpleNamespace(**{name: settings.get(name, 0.0) for name in names})
+    return cast(Pool, SimpleNamespace(
+        core=SimpleNamespace(active=set(sessions)), clients=set(clients), plan=SimpleNamespace(settings=limits)))
+
+
+def test_an_idle_transaction_is_ended_past_its_limit_and_a_working_one_is_not() -> None:
+    silent, busy, free = Someone(), Someone(), Someone()
+    pool = _pool(
+        Session(silent, status=IN_TRANSACTION, last_used=1.0),
+        Session(busy, status=IN_TRANSACTION, last_used=1.0, owed=[2]), Session(free, last_used=1.0),
+        idle_transaction_timeout_seconds=5.0)
+    janitor.end_idle_transactions(pool, 5.9)
+    assert silent.told == []
+    janitor.end_idle_transactions(pool, 6.1)
+    assert (silent.told, busy.told, free.told) == (["25P03"], [], [])
+
+
+def test_a_long_query_is_ended_past_its_limit() -> None:
+    slow, quick = Someone(), Someone()
+    pool = _pool(Session(slow, owed=[2], query_at=1.0), Session(quick, owed=[2], query_at=9.0),
+                 query_timeout_seconds=5.0)
+    janitor.end_long_queries(pool, 10.0)
+    assert (slow.told, quick.told) == (["57014"], [])
+
+
+def test_an_idle_client_is_ended_and_one_that_waits_or_works_is_not() -> None:
+    idle, waiting, working = Someone(), Someone(ticket=SimpleNamespace(waiting=True)), Someone(server=object())
+    pool = _pool(clients=(idle, waiting, working), client_idle_timeout_seconds=5.0)
+    janitor.end_idle_clients(pool, 10.0)
+    assert (idle.told, waiting.told, working.told) == (["57P05"], [], [])
+
+
+def test_limits_of_zero_are_off() -> None:
+    someone = Someone()
+    pool = _pool(Session(someone, status=IN_TRANSACTION), clients=(someone,))
+    janitor.end_idle_transactions(pool, 1e9)
+    janitor.end_long_queries(pool, 1e9)
+    janitor.end_idle_clients(pool, 1e9)
+    assert someone.told == []
+
+
+def test_a_cleanup_that_is_not_answered_costs_the_session() -> None:
+    hung, quick, ours = Session(None, own=1), Session(None, own=1, own_at=9.0), Session(Someone())
+    janitor.end_hung_cleanups(_pool(hung, quick, ours), janitor.OWN_QUERY_SECONDS_MAX + 0.1)
+    assert hung.given_up
+    assert not quick.given_up
+    assert not ours.given_up
