@@ -15,8 +15,8 @@ def end_late_waits(pool: Pool, now: float) -> None:
 
 
 def end_hung_cleanups(pool: Pool, now: float) -> None:
-    """The pooler's own queries (a clean-up, a rollback, a client's parameters) are answered soon, or the session
-    is closed: nobody waits for it for ever."""
+    """The pooler's own queries (a clean-up, a rollback, a client's parameters) are answered soon, or the
+    session is closed: nobody waits for it for ever."""
     for server in list(pool.core.active):
         if server.own and not server.closing and now - server.own_at > OWN_QUERY_SECONDS_MAX:
             server.give_up("one of the pooler's own queries was not answered")

@@ -42,10 +42,10 @@ class ServerConn:
     __slots__ = (
         "_paused", "backend_start_us", "cancels", "client", "closing", "commits", "connected_at", "copy_in",
         "cut", "doubtful", "epoch", "expires_at", "fatal", "fd", "fresh", "generation", "held",
-        "idle_since", "last_used", "opened", "out", "owed", "own", "own_answered", "own_at", "own_done", "own_error",
-        "parameters", "permit", "pid", "pool", "query_at", "reactor", "recv", "residue", "retire", "row",
-        "secret_key", "send", "skip", "skipping", "sock", "started_at", "statements", "status",
-        "syncs_ignored", "unsynced",
+        "idle_since", "last_used", "opened", "out", "owed", "own", "own_answered", "own_at", "own_done",
+        "own_error", "parameters", "permit", "pid", "pool", "query_at", "reactor", "recv", "residue",
+        "retire", "row", "secret_key", "send", "skip", "skipping", "sock", "started_at", "statements",
+        "status", "syncs_ignored", "unsynced",
     )
 
     def __init__(self, reactor: Reactor, pool: Pool, opened: OpenSession, parameters: ParameterSet) -> None:

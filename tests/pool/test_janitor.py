@@ -45,8 +45,8 @@ class Session:
 def _pool(*sessions: Session, clients: tuple[Someone, ...] = (), **settings: float) -> Pool:
     names = ("idle_transaction_timeout_seconds", "query_timeout_seconds", "client_idle_timeout_seconds")
     limits = SimpleNamespace(**{name: settings.get(name, 0.0) for name in names})
-    return cast(Pool, SimpleNamespace(
-        core=SimpleNamespace(active=set(sessions)), clients=set(clients), plan=SimpleNamespace(settings=limits)))
+    core, plan = SimpleNamespace(active=set(sessions)), SimpleNamespace(settings=limits)
+    return cast(Pool, SimpleNamespace(core=core, clients=set(clients), plan=plan))
 
 
 def test_an_idle_transaction_is_ended_past_its_limit_and_a_working_one_is_not() -> None:
@@ -70,7 +70,8 @@ def test_a_long_query_is_ended_past_its_limit() -> None:
 
 
 def test_an_idle_client_is_ended_and_one_that_waits_or_works_is_not() -> None:
-    idle, waiting, working = Someone(), Someone(ticket=SimpleNamespace(waiting=True)), Someone(server=object())
+    idle, working = Someone(), Someone(server=object())
+    waiting = Someone(ticket=SimpleNamespace(waiting=True))
     pool = _pool(clients=(idle, waiting, working), client_idle_timeout_seconds=5.0)
     janitor.end_idle_clients(pool, 10.0)
     assert (idle.told, waiting.told, working.told) == (["57P05"], [], [])
