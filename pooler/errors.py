@@ -70,13 +70,6 @@ class NoPermit(PoolerError):
         self.reason = reason
 
 
-class QueueFull(PoolerError):
-    """The class queue is at its limit."""
-
-    sqlstate = "53300"
-    retry = Retry.AFTER
-
-
 class TooManyClients(PoolerError):
     """A client limit is reached."""
 

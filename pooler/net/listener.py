@@ -1,4 +1,4 @@
-"""Listening sockets, made or inherited, and the loop that accepts from them.
+"""Listening sockets that were inherited, and the loop that accepts from them.
 
 Decides how many logins may be in flight at once and what to do when descriptors run out; who a client is, is
 for the login. Sockets may be shared with other processes: each turn takes one connection and goes back to
@@ -10,9 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 import trio
 
@@ -20,7 +18,6 @@ from pooler.errors import UsageFault
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import KeepAlive, RawSocket
 
-BACKLOG = 128
 SHORTAGE_SECONDS_MIN = 0.05
 SHORTAGE_SECONDS_MAX = 1.0
 _SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -31,63 +28,6 @@ _PASSING = frozenset({
 })
 
 Handle = Callable[[RawSocket, PeerAddress], Awaitable[None]]
-
-
-def listen_tcp(host: str, port: int, *, backlog: int = BACKLOG, reuse_port: bool = False) -> socket.socket:
-    """A listening TCP socket; port 0 lets the kernel choose. Raises UsageFault saying why it cannot be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        if reuse_port:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((host, port))
-        sock.listen(backlog)
-    except OSError as fault:
-        sock.close()
-        raise UsageFault(f"cannot listen on {host}:{port}: {fault.strerror or fault}") from fault
-    sock.setblocking(False)
-    return sock
-
-
-def listen_unix(path: Path, *, mode: int = 0o777, backlog: int = BACKLOG) -> socket.socket:
-    """A listening unix socket. A socket file that nobody listens on is replaced.
-
-    Raises UsageFault: no such directory, no permission, not a socket, or somebody listens there.
-    """
-    _clear_stale(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(str(path))
-        path.chmod(mode)
-        sock.listen(backlog)
-    except OSError as fault:
-        sock.close()
-        raise UsageFault(f"cannot listen on {path}: {fault.strerror or fault}") from fault
-    sock.setblocking(False)
-    return sock
-
-
-def _clear_stale(path: Path) -> None:
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise UsageFault(f"cannot listen on {path}: a file that is not a socket is there")
-    except OSError:
-        return  # nothing there, or bind() will say what is wrong
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except FileNotFoundError:
-            return
-        except OSError:
-            pass  # its backlog is full: somebody listens
-    raise UsageFault(f"cannot listen on {path}: another process listens there")
 
 
 def adopt(descriptor: int) -> socket.socket:

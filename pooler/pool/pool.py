@@ -186,6 +186,8 @@ class Pool:
         parts.servers.add(server)
         parts.reactor.add(server.fd, server.on_event)
         self.sessions_opened += 1
+        log.info(Event.SESSION_OPENED, database=self.plan.name, user=self.plan.user,
+                 permit=str(server.permit), pid=server.pid, epoch=server.epoch)
         return server
 
     # ---- closing

@@ -8,8 +8,6 @@ bytes are an argument and must come from the system's generator.
 
 from __future__ import annotations
 
-import hmac
-
 ORDINAL_MAX = 0xFFFF
 SECRET_BYTES_SHORT = 4
 SECRET_BYTES_LONG = 32
@@ -38,8 +36,3 @@ def ordinal_of(key: bytes) -> int | None:
         return None
     process_id = int.from_bytes(key[:4], "big")
     return None if process_id >> 31 else process_id >> 15
-
-
-def same_key(one: bytes, other: bytes) -> bool:
-    """Compare two keys in time that does not depend on where they differ."""
-    return hmac.compare_digest(one, other)

@@ -12,19 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from enum import IntFlag, StrEnum
+from enum import IntFlag
 from functools import cache
 from typing import Final, NamedTuple
-
-
-class SessionStatePolicy(StrEnum):
-    """What is done about residue: the values of the setting `session_state`."""
-
-    CLEAN = "clean"
-    PIN = "pin"
-    REJECT = "reject"
-    ALLOW = "allow"
-    WARN = "warn"
 
 
 class Residue(IntFlag):
@@ -45,7 +35,6 @@ class Residue(IntFlag):
     """Not a residue: the text may DEALLOCATE or DISCARD; `forgotten_names` says what."""
 
 
-NOTHING_LEFT: Final = 0
 _STATE_MASK: Final = int(Residue.FORGETS) - 1
 
 _TAGS: Final[dict[bytes, int]] = {
@@ -66,11 +55,6 @@ _TAGS: Final[dict[bytes, int]] = {
 FORGETTING_TAGS: Final = frozenset({b"DISCARD ALL", b"DEALLOCATE ALL"})
 """After these the session has no prepared statement, the pooler's own included."""
 
-_LARGE_OBJECT_FUNCTIONS: Final = frozenset(
-    {715, 764, 765, 767, 952, 953, 954, 955, 956, 957, 958, 964, 1004}
-    | {3170, 3171, 3172, 3457, 3458, 3459, 3460}
-)  # pg_proc.dat: lo_*, loread, lowrite
-
 LONGEST_WORD_BYTES: Final = 64
 """How far the pieces of a text must overlap for `TextLook.residue_of_piece`."""
 
@@ -78,11 +62,6 @@ LONGEST_WORD_BYTES: Final = 64
 def residue_of_tag(tag: bytes) -> int:
     """Residue told by a CommandComplete tag (without its zero byte); tags with counts leave nothing."""
     return _TAGS.get(tag, 0)
-
-
-def residue_of_function(oid: int) -> int:
-    """Residue of a FunctionCall message: unknown, except for the large-object functions."""
-    return 0 if oid in _LARGE_OBJECT_FUNCTIONS else int(Residue.SUSPECT)
 
 
 class _Sign(NamedTuple):

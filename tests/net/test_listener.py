@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pooler.errors import UsageFault
-from pooler.net.listener import Acceptor, adopt, listen_tcp, listen_unix
+from pooler.net.listener import Acceptor, adopt
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import RawSocket
 
@@ -34,6 +34,15 @@ class Logins:
             raw.close()
 
 
+def listening(path: Path | None = None) -> socket.socket:
+    """A listening TCP socket, or a unix one at `path`."""
+    sock = socket.socket(socket.AF_INET if path is None else socket.AF_UNIX)
+    sock.bind(("127.0.0.1", 0) if path is None else str(path))
+    sock.listen()
+    sock.setblocking(False)
+    return sock
+
+
 def connect_to(listener: socket.socket) -> socket.socket:
     sock = socket.socket(listener.family)
     sock.setblocking(False)
@@ -42,7 +51,7 @@ def connect_to(listener: socket.socket) -> socket.socket:
 
 
 async def test_connections_are_handed_over_with_their_address(tmp_path: Path) -> None:
-    tcp, unix = listen_tcp("127.0.0.1", 0), listen_unix(tmp_path / "s")
+    tcp, unix = listening(), listening(tmp_path / "s")
     logins = Logins()
     acceptor = Acceptor([tcp, unix], logins.handle, in_flight_max=10)
     async with trio.open_nursery() as nursery:
@@ -56,7 +65,7 @@ async def test_connections_are_handed_over_with_their_address(tmp_path: Path) ->
 
 
 async def test_no_more_logins_than_allowed_are_in_flight() -> None:
-    listener, logins = listen_tcp("127.0.0.1", 0), Logins()
+    listener, logins = listening(), Logins()
     acceptor = Acceptor([listener], logins.handle, in_flight_max=2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(acceptor.run)
@@ -72,7 +81,7 @@ async def test_no_more_logins_than_allowed_are_in_flight() -> None:
 
 
 async def test_stopping_takes_no_more_and_lets_what_is_in_flight_finish() -> None:
-    listener, logins = listen_tcp("127.0.0.1", 0), Logins()
+    listener, logins = listening(), Logins()
     acceptor = Acceptor([listener], logins.handle, in_flight_max=2)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(acceptor.run)
@@ -135,7 +144,7 @@ async def test_a_fault_that_will_not_pass_is_raised() -> None:
 
 
 def test_an_inherited_descriptor_is_adopted_and_no_longer_inheritable() -> None:
-    original = listen_tcp("127.0.0.1", 0)
+    original = listening()
     descriptor = os.dup(original.fileno())
     os.set_inheritable(descriptor, True)
     with original, adopt(descriptor) as adopted:
@@ -151,36 +160,3 @@ def test_what_is_no_listening_socket_is_not_adopted(tmp_path: Path) -> None:
         adopt(plain.fileno())
     with pytest.raises(UsageFault):
         adopt(10_000)
-
-
-def test_a_taken_port_is_said_plainly() -> None:
-    with listen_tcp("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UsageFault, match=rf"127\.0\.0\.1:{port}: Address already in use"):
-            listen_tcp("127.0.0.1", port)
-
-
-def test_ports_may_be_shared_where_asked_and_ipv6_is_served() -> None:
-    with listen_tcp("::1", 0, reuse_port=True) as one:
-        listen_tcp("::1", one.getsockname()[1], reuse_port=True).close()
-
-
-def test_a_stale_socket_file_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    listen_unix(path).close()
-    assert path.is_socket()
-    with listen_unix(path, mode=0o700) as live:
-        assert path.stat().st_mode & 0o777 == 0o700
-        with pytest.raises(UsageFault, match="another process listens there"):
-            listen_unix(path)
-        with connect_to(live) as client:
-            assert client.getpeername() == str(path)
-
-
-def test_where_no_socket_can_be_made_it_is_said_plainly(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("precious")
-    with pytest.raises(UsageFault, match="not a socket"):
-        listen_unix(tmp_path / "file")
-    with pytest.raises(UsageFault, match="No such file or directory"):
-        listen_unix(tmp_path / "nowhere" / "s")
-    assert (tmp_path / "file").read_text() == "precious"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import trio
 
 from pooler.demo.process import free_ports
 from pooler.errors import PoolerError
-from pooler.net.listener import Acceptor, listen_tcp
+from pooler.net.listener import Acceptor
 from pooler.net.login import Door, LoggedIn, ProxyRule, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import PeerGone, RawSocket
@@ -69,7 +70,8 @@ class Reception:
 
 @asynccontextmanager
 async def reception(door: Door) -> AsyncIterator[tuple[Reception, int]]:
-    listener = listen_tcp("127.0.0.1", 0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
     host = Reception(door)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Acceptor([listener], host.handle, in_flight_max=100).run)

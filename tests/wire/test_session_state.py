@@ -17,7 +17,6 @@ from pooler.wire.session_state import (
     forgotten_names,
     is_undoable,
     kinds,
-    residue_of_function,
     residue_of_tag,
     residue_of_text,
 )
@@ -146,11 +145,6 @@ def test_functions_named_in_the_settings_make_a_session_suspect() -> None:
 )
 def test_tags_tell_their_residue(tag: bytes, residue: int) -> None:
     assert residue_of_tag(tag) == residue
-
-
-def test_a_function_call_is_suspect_unless_it_is_about_large_objects() -> None:
-    assert residue_of_function(954) == 0  # loread
-    assert residue_of_function(2078) == Residue.SUSPECT  # set_config
 
 
 def test_a_clean_session_costs_no_statement() -> None:
