@@ -31,6 +31,7 @@ class Event(StrEnum):
     WORKER_FORGOTTEN = "worker_forgotten"
     PERMIT_RESERVED = "session_permit_reserved"
     PERMIT_UNKNOWN = "session_permit_unknown"
+    PERMIT_UNKNOWN_OLD = "session_permit_unknown_old"
     PERMIT_RELEASED = "session_permit_released"
     PERMIT_TERMINATING = "session_permit_terminating"
     PERMIT_STUCK = "session_permit_stuck"

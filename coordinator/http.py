@@ -50,12 +50,14 @@ class Figures:
 
     def __init__(
         self, *, leading: bool, workers_linked: int, waiting: Mapping[str, int],
-        unknown_age_seconds: Mapping[str, float], released: Mapping[str, int], requests: Mapping[str, int],
+        unknown_age_seconds: Mapping[str, float], unknown_old: Mapping[str, int],
+        released: Mapping[str, int], requests: Mapping[str, int],
     ) -> None:
         self.leading = leading
         self.workers_linked = workers_linked
         self.waiting = waiting
         self.unknown_age_seconds = unknown_age_seconds
+        self.unknown_old = unknown_old
         self.released = released
         self.requests = requests
 
@@ -81,6 +83,9 @@ class _Scrape(Collector):
         yield _by(GaugeMetricFamily, "pooler_ledger_unknown_age_seconds",
                   "Age of the oldest permit in SESSION_UNKNOWN (leader)", "database",
                   figures.unknown_age_seconds)
+        yield _by(GaugeMetricFamily, "pooler_ledger_unknown_old",
+                  "Permits in SESSION_UNKNOWN for more than two lease cycles (leader)", "database",
+                  figures.unknown_old)
         yield _by(CounterMetricFamily, "pooler_ledger_proofs_total", "Permits freed after a look, by proof",
                   "proof", figures.released)
         yield _by(CounterMetricFamily, "pooler_etcd_requests_total", "Requests to etcd, by kind", "kind",

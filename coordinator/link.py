@@ -2,6 +2,7 @@
 
 Either side may call an operation of the other and wait for its answer, or notify it without one. A frame is
 a 4-byte big-endian length and a msgpack map: {i, o, a} asks, {o, a} notifies, {r, v} answers, {r, e} refuses.
+Whoever sends anything else, or asks and does not read, loses the link.
 A call whose answer never came raises LinkLost: whether it happened is unknown.
 """
 
@@ -80,7 +81,7 @@ class Link:
                 await trio.aclose_forcefully(self._stream)
 
     def _enqueue(self, message: Args) -> None:
-        body: bytes = msgpack.packb(message)
+        body: bytes = msgpack.packb(message, unicode_errors="surrogateescape")
         if self._queued >= QUEUE_FRAMES_MAX:
             raise LinkLost("the other side does not read")
         self._queued += 1
@@ -110,9 +111,12 @@ class Link:
                     return
                 if len(buffer) < 4 + size:
                     break
-                message = msgpack.unpackb(bytes(buffer[4 : 4 + size]), strict_map_key=False)
+                frame = bytes(buffer[4 : 4 + size])
                 del buffer[: 4 + size]
-                self._dispatch(message, nursery)
+                try:
+                    self._dispatch(_message(frame), nursery)
+                except (ValueError, KeyError, TypeError):
+                    return  # it does not speak this protocol
 
     def _dispatch(self, message: Args, nursery: trio.Nursery) -> None:
         if "r" in message:
@@ -133,7 +137,16 @@ class Link:
             except LinkRefused as refused:
                 reply = {"r": number, "e": [refused.code, refused.message]}
         if number is not None and not self.lost.is_set():
-            self._enqueue(reply)
+            try:
+                self._enqueue(reply)
+            except LinkLost:  # it asks and does not read
+                await trio.aclose_forcefully(self._stream)
+
+
+def _message(frame: bytes) -> Args:
+    """Raises ValueError. Texts that came from clients need not be UTF-8: their bytes pass unchanged."""
+    message: Args = msgpack.unpackb(frame, strict_map_key=False, unicode_errors="surrogateescape")
+    return message
 
 
 class _Answer:

@@ -114,12 +114,13 @@ class Coordinator:
 
     def figures(self) -> Figures:
         """Numbers of this moment."""
-        now = now_us()
+        now, leading, backends = now_us(), self.election.leading, self.reconciler.backends
+        since = backends.unknown_since_us if leading else {}  # what an earlier term left says nothing now
         return Figures(
-            leading=self.election.leading, workers_linked=len(self.registry.linked()),
-            waiting=self.granting.waiting(), released=self.reconciler.backends.released,
-            unknown_age_seconds={db: (now - since) / 1_000_000 if since else 0.0
-                                 for db, since in self.reconciler.backends.unknown_since_us.items()},
+            leading=leading, workers_linked=len(self.registry.linked()),
+            waiting=self.granting.waiting(), released=backends.released,
+            unknown_age_seconds={db: (now - at) / 1_000_000 if at else 0.0 for db, at in since.items()},
+            unknown_old=backends.unknown_old if leading else {},
             requests=getattr(self.store, "requests", {}),
         )
 

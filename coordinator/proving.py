@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 import trio
@@ -16,7 +17,7 @@ import trio
 from coordinator.events import Event
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Awaiting, Look, Proven
-from coordinator.ledger.record import Session
+from coordinator.ledger.record import Permit, Session
 from coordinator.ledger.rules import Release, Terminating
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import Actor
@@ -25,7 +26,19 @@ from coordinator.reaping import Case, FirstLooks, unknown_cases
 from coordinator.spec import CoordinatorSpec
 from coordinator.store.api import StoreUnavailable, StoreUnknown
 
+PASS_SECONDS = 1.0  # then the next pass may begin, without the nodes that have not answered
+OLD_LEASE_CYCLES = 2  # an unknown permit that stands longer is somebody's to look at
+
 _log = structlog.get_logger("coordinator.reconcile")
+
+
+@dataclass(slots=True)
+class _Looked:
+    """How far one pass has come."""
+
+    unproven: int
+    nodes: int = 0
+    all: trio.Event = field(default_factory=trio.Event)
 
 
 class BackendReaper:
@@ -42,8 +55,12 @@ class BackendReaper:
         self._monotonic = monotonic
         self._first = {db: FirstLooks() for db in ledgers}
         self._void_said: set[str] = set()
+        self._old_said: dict[str, set[tuple[Permit, int]]] = {db: set() for db in ledgers}
         self.awaiting: dict[str, dict[str, str]] = {db: {} for db in ledgers}
         self.unknown_since_us: dict[str, int] = {}  # the oldest unknown permit, by database: shown
+        self.nursery: trio.Nursery | None = None  # where looks may go on when their pass is over
+        self._at_work: set[tuple[str, str]] = set()  # nodes at which a look of an earlier pass goes on
+        self.unknown_old: dict[str, int] = {}  # how many have stood for OLD_LEASE_CYCLES or more
         self.released: Counter[str] = Counter()
         self.on_released: list[Callable[[str, Session], None]] = []
 
@@ -53,6 +70,7 @@ class BackendReaper:
         self._first[db].keep_only(cases, self.clock_us())
         self.unknown_since_us[db] = min((c.session.state_since_us for c in cases), default=0)
         unproven = await self._look_up(db, snapshot, cases) if cases else 0
+        self._alert_if_old(db, cases)
         if not unproven:
             self.awaiting[db], self.unknown_since_us[db] = {}, 0
         return unproven
@@ -65,19 +83,33 @@ class BackendReaper:
         by_node: dict[str, list[Case]] = defaultdict(list)
         for case in cases:
             by_node[case.backend.address if case.backend else ""].append(case)
-        self.awaiting[db] = {}
-        unproven: list[int] = []
+        named = {str(case.session.permit) for case in cases}
+        self.awaiting[db] = {permit: why for permit, why in self.awaiting[db].items() if permit in named}
+        looked = _Looked(len(cases))
+        idle = {address: group for address, group in by_node.items() if (db, address) not in self._at_work}
 
         async def at_node(address: str, group: Sequence[Case]) -> None:
+            self._at_work.add((db, address))
             try:
-                unproven.append(await self._look_up_at(db, snapshot, address, group))
+                looked.unproven += await self._look_up_at(db, snapshot, address, group) - len(group)
             except (StoreUnavailable, StoreUnknown):
-                unproven.append(len(group))  # etcd went away: the next pass tries again
+                pass  # etcd went away: the next pass tries again
+            finally:
+                self._at_work.discard((db, address))
+                looked.nodes += 1
+                if looked.nodes == len(idle):
+                    looked.all.set()
 
-        async with trio.open_nursery() as nursery:  # a node that does not answer holds up no other
-            for address, group in by_node.items():
-                nursery.start_soon(at_node, address, group)
-        return sum(unproven)
+        if self.nursery is None:
+            async with trio.open_nursery() as nursery:
+                for address, group in idle.items():
+                    nursery.start_soon(at_node, address, group)
+        elif idle:
+            for address, group in idle.items():
+                self.nursery.start_soon(at_node, address, group)
+            with trio.move_on_after(PASS_SECONDS):  # a node that does not answer holds up no other
+                await looked.all.wait()
+        return looked.unproven
 
     async def _look_up_at(
         self, db: str, snapshot: LedgerSnapshot, address: str, group: Sequence[Case]
@@ -118,6 +150,7 @@ class BackendReaper:
             seen_revision=case.held.mod_revision, exit_revision=case.exit_revision))
         if not isinstance(outcome, Applied):
             return False  # it moved meanwhile: the next pass decides anew
+        self.awaiting[db].pop(str(session.permit), None)
         self.released[str(proven.proof)] += 1
         _log.warning(
             Event.PERMIT_RELEASED, database=db, permit=str(session.permit), proof=str(proven.proof),
@@ -150,6 +183,22 @@ class BackendReaper:
 
     def _await(self, db: str, case: Case, reason: str) -> None:
         self.awaiting[db][str(case.session.permit)] = reason
+
+    def _alert_if_old(self, db: str, cases: Sequence[Case]) -> None:
+        """Those still awaited after so long, once each, with what they wait for."""
+        limit_us = int(OLD_LEASE_CYCLES * self._spec.lease_ttl_seconds * 1_000_000)
+        awaiting, since, now = self.awaiting[db], self._first[db].since_us, self.clock_us()
+        old = {case.key: case.session for case in cases
+               if now - since.get(case.key, now) >= limit_us and str(case.session.permit) in awaiting}
+        for key in old.keys() - self._old_said[db]:
+            session = old[key]
+            _log.error(
+                Event.PERMIT_UNKNOWN_OLD, database=db, permit=str(session.permit), owner=session.owner,
+                host=session.host, user=session.user, dbname=session.dbname, pid=session.pid,
+                ticket=session.ticket, age_seconds=(now - since[key]) / 1_000_000,
+                awaits=awaiting[str(session.permit)])
+        self._old_said[db] = set(old)
+        self.unknown_old[db] = len(old)
 
     def _alert_if_void(self, address: str, look: Look) -> None:
         if look.void is None:

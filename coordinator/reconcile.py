@@ -74,10 +74,12 @@ class Reconciler:
         """Passes for as long as this coordinator leads; its sessions at the servers end with that."""
         try:
             async with trio.open_nursery() as nursery:
+                self.backends.nursery = nursery
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._mark_for_ever, fence)
                 nursery.start_soon(self._prove_for_ever)
         finally:
+            self.backends.nursery = None
             with trio.move_on_after(CLOSE_TIMEOUT_SECONDS, shield=True):
                 await self._eyes.close()
 

@@ -184,6 +184,8 @@ def _read(file: Path) -> tuple[dict[Any, Any] | None, list[Fault]]:
         return None, [Fault("", "it is not UTF-8 text")]
     except (yaml.YAMLError, ValueError, TypeError) as fault:
         return None, [Fault("", f"it is not YAML: {' '.join(str(fault).split())}")]
+    except RecursionError:
+        return None, [Fault("", "it is nested too deeply")]
     if not isinstance(values, dict):
         return None, [Fault("", "it must be a mapping of sections: fleet, databases, …")]
     return values, [Fault("", text) for text in loader.repeated]

@@ -33,6 +33,7 @@ PoolMode = Literal["session", "transaction", "statement"]
 Role = Literal["write", "read", "offline"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
+FLEET_NAME = r"^[a-z0-9-]{1,24}$"
 
 
 class Strict(BaseModel):
@@ -44,7 +45,7 @@ class Strict(BaseModel):
 class FleetSettings(Strict):
     """The processes of this host."""
 
-    name: str = Field(pattern=r"^[a-z0-9-]{1,24}$")
+    name: str = Field(pattern=FLEET_NAME)
     workers: int = Field(default_factory=default_workers, ge=1, le=WORKERS_MAX)
     listen: HostPorts = Field((Address("127.0.0.1", 6432),), min_length=1)
     worker_host: str | None = Field(None, description="where workers listen; default: the host of `listen`")

@@ -173,6 +173,8 @@ def _policy_file(value: object, info: ValidationInfo) -> PolicyFile:
         policy = yaml.safe_load(text)
     except yaml.YAMLError as fault:
         raise ValueError(f"{path} is not YAML: {' '.join(str(fault).split())}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     database = policy.get("database") if isinstance(policy, dict) else None
     if not isinstance(database, str) or not database:
         raise ValueError(f"{path} is not an admission policy: it has no `database: name/role`")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 import structlog
 import trio
 
 from coordinator.session_table import encode_who
-from pooler.errors import LoginRefused, NotServing, PoolerError, TooManyClients
+from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients
 from pooler.net.client_count import ClientCount
 from pooler.net.login import Door, LoggedIn, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
@@ -61,16 +62,22 @@ class Entrance:
         self, service: str | None, door_of: Callable[[PeerAddress], Door], raw: RawSocket, peer: PeerAddress
     ) -> None:
         try:
+            await self._admit_or_be_refused(service, door_of, raw, peer)
+        except (PeerGone, Broken, OSError):
+            pass  # the client went away: nobody to tell
+        except Exception:
+            log.exception(Event.SOMETHING_FAILED, where="login")
+        raw.close()  # nothing of it is left if a client was made of it
+
+    async def _admit_or_be_refused(
+        self, service: str | None, door_of: Callable[[PeerAddress], Door], raw: RawSocket, peer: PeerAddress
+    ) -> None:
+        try:
             await self._admit_or_refuse(service, door_of(peer), raw, peer)
         except PoolerError as error:
             self.refusals += 1
             log.info(Event.CLIENT_REFUSED, address=peer.host, reason=str(error))
             await refuse(raw, error)
-        except (PeerGone, Broken, OSError):
-            raw.close()  # the client went away: nobody to tell
-        except Exception:
-            log.exception(Event.SOMETHING_FAILED, where="login")
-            raw.close()
 
     async def _admit_or_refuse(
         self, service: str | None, door: Door, raw: RawSocket, peer: PeerAddress
@@ -83,17 +90,20 @@ class Entrance:
         except trio.TooSlowError:
             raise LoginRefused("client_login_timeout", "08P01") from None
         if isinstance(asked, CancelAsked):
-            await self._cancel_request(raw, asked.key)
+            await self._cancel_request(raw, asked.key, deadline)
         elif asked.console:
             await self._serve_console(raw, asked)
         else:
             await self._seat(service, raw, asked, deadline)
 
-    async def _cancel_request(self, raw: RawSocket, key: bytes) -> None:
+    async def _cancel_request(self, raw: RawSocket, key: bytes, deadline: float) -> None:
+        """As PostgreSQL: no answer, whether it found anything or not. Anybody may send one, so that it holds
+        a place among the logins no longer than a login may."""
         try:
-            await self._cancel(key)
+            with suppress(FleetUnreachable), trio.move_on_at(deadline):
+                await self._cancel(key)
         finally:
-            raw.close()  # as PostgreSQL: no answer, whether it found anything or not
+            raw.close()
 
     async def _serve_console(self, raw: RawSocket, asked: LoggedIn) -> None:
         self.consoles += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from coordinator.ledger.record import Permit
+from pooler.errors import LoginRefused
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.plan import plan_for
 from pooler.pool.pool import Parts, Pool
@@ -42,7 +43,12 @@ class Registry:
     stopping: bool = False  # everybody goes
 
     def pool(self, name: str, user: str, service: str | None, secret: ServerSecret) -> Pool:
-        """The pool of this entry and user, made when first asked for; it learns a newer secret."""
+        """The pool of this entry and user, made when first asked for; it learns a newer secret.
+
+        Raises LoginRefused for a user whom the ledger's keys cannot name.
+        """
+        if not _is_utf8(user):
+            raise LoginRefused(f'the name of user "{user}" is not UTF-8', "22021")
         if service is not None and self.settings.services[service].pool_mode is None:
             service = None  # the same pool as by name
         key = PoolKey(name, user, service)
@@ -104,3 +110,11 @@ class Registry:
             if all(pattern is None or fnmatchcase(value, pattern) for pattern, value in pairs):
                 return rule.tenant or user, rule.class_name or ""
         return user, ""
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

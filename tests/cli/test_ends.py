@@ -80,6 +80,7 @@ def test_every_command_has_help_with_an_example_that_fits_100_columns(
         (("fleet", "restart"), "only a rolling restart"),
         (("fleet", "restart", "--rolling", "--timeout", "soon"), '--timeout: "soon" is not a duration'),
         (("init", "--dsn", "host"), "--dsn: "),
+        (("ledger", "show", "d", "--etcd", "127.0.0.1:1", "--fleet", "no name"), "is no fleet's name"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what_is_wrong(
@@ -113,6 +114,12 @@ def test_a_fleet_that_does_not_run_is_said_so(pooler: Pooler, config: object) ->
         assert done.code == 1
         assert done.err.startswith("pooler: no fleet answers at ")
         assert len(done.err.splitlines()) == 1
+
+
+def test_the_target_of_a_drain_is_read_before_anything_is_reached(pooler: Pooler, config: object) -> None:
+    for target in ("nonsense", "host:0", "host:99999"):
+        done = pooler("drain", "orders", "--to", target, "-c", str(config))
+        assert (done.code, "--to: " in done.err) == (2, True)
 
 
 def test_an_etcd_that_was_never_started_or_does_not_answer_is_said_so(pooler: Pooler, config: object) -> None:

@@ -251,6 +251,40 @@ async def test_a_permit_that_stays_unknown_or_closing_is_alerted_once_within_two
         assert alert["age_seconds"] <= 2 * TTL_SECONDS
 
 
+async def test_an_unknown_permit_that_stays_for_two_lease_cycles_is_told_once_with_what_it_awaits(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        on.eyes.server.rows = [row(42, 5_000)]
+        await hold(on)
+        with capture_logs() as logs:
+            for _ in range(5):
+                await on.reconcile()
+                await trio.sleep(TTL_SECONDS)  # noqa: TID251 - on a clock that jumps
+        (alert,) = [line for line in logs if line["event"] == "session_permit_unknown_old"]
+        assert (alert["owner"], alert["pid"], alert["user"]) == ("dead", 42, "app")
+        assert (alert["awaits"], alert["age_seconds"]) == ("pid 42 to end: it is idle", 2 * TTL_SECONDS)
+        assert on.reconciler.backends.unknown_old == {DB: 1}
+        on.eyes.server.rows = []
+        await on.reconcile()
+        assert on.reconciler.backends.unknown_old == {DB: 0}
+
+
+async def test_a_node_that_is_silent_delays_no_later_pass_over_the_others(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        on.eyes.server.silent = True
+        other = replace(BACKEND, address="127.0.0.1:5433")
+        on.eyes.servers[other.address] = Server(other)
+        await hold(on)
+        on.nursery.start_soon(on.reconciler.lead, NO_FENCE)
+        await trio.sleep(60)  # noqa: TID251 - on a clock that jumps: the look at the silent one goes on
+        await hold(on, slot=1, pid=43, backend=other)
+        await trio.sleep(TTL_SECONDS + 2)  # noqa: TID251 - the next pass by level
+        assert await on.states() == {0: "SESSION_UNKNOWN"}
+
+
 async def test_a_node_that_never_answers_holds_up_neither_the_marks_nor_the_other_nodes(
     tmp_path: Path, clock: MockClock
 ) -> None:

@@ -137,7 +137,8 @@ def test_a_key_written_twice_is_a_fault(folder: Path) -> None:
     assert "written twice" in faults_of(folder, SOUND + "log: {}\nlog: {}\n")[""]
 
 
-@pytest.mark.parametrize("text", ["", "- 1", "a: [", "a: !!python/object:x {}", "{[1]: 2}", "\x01"])
+@pytest.mark.parametrize(
+    "text", ["", "- 1", "a: [", "a: !!python/object:x {}", "{[1]: 2}", "\x01", "[" * 5000])
 def test_what_is_no_config_is_one_clear_fault(folder: Path, text: str) -> None:
     assert set(faults_of(folder, text)) <= {"", "fleet", "etcd", "databases"}
 
