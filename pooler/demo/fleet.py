@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,10 @@ class Fleet:
     def worker_pids(self) -> dict[int, int]:
         """Worker index: pid, as the workers themselves say on /healthz; a worker that is away is left out."""
         found = {}
+        assert self.child is not None
+        children = self.processes() - {self.child.pid}  # the supervisor holds every socket, but serves none
         for index in range(self.plan.workers):
-            pid = listener_pid(self.ports.worker_http + index, self.processes())
+            pid = listener_pid(self.ports.worker_http + index, children)
             if pid is not None:
                 found[index] = pid
         return found
@@ -204,10 +207,12 @@ def listener_pid(port: int, among: set[int]) -> int | None:
 
 
 def _open_files(pid: int) -> set[str]:
-    try:
-        return {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    except OSError:
-        return set()
+    found = set()
+    with suppress(OSError):  # the process has ended
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed since it was listed, as connections are all the time
+                found.add(os.readlink(entry))
+    return found
 
 
 def import_path() -> str:
