@@ -159,6 +159,8 @@ class Uplink:
                 nursery.start_soon(self._keep, link, nursery.cancel_scope)
                 await link.run()
                 nursery.cancel_scope.cancel()
+        except* Exception as fault:  # an answer that makes no sense costs the link, never the worker
+            log.error(Event.SOMETHING_FAILED, what="the link to the coordinator", exc_info=fault)
         finally:
             answered = self._link is link
             if answered:

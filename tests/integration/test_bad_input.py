@@ -115,3 +115,35 @@ def _listens(fleet: RunningFleet) -> bool:
     except OSError:
         return False
     return True
+
+
+def _startup(user: bytes, dbname: str, application_name: bytes = b"") -> bytes:
+    pairs = (b"user", user, b"database", dbname.encode(), b"application_name", application_name)
+    body = b"".join(each + b"\0" for each in pairs) + b"\0"
+    return struct.pack(">II", len(body) + 8, 196608) + body
+
+
+def test_names_that_are_not_utf_8_are_refused_or_shown_and_end_nobody(
+    make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd
+) -> None:
+    more = {"auth": {"type": "trust"}}
+    fleet = make_fleet(postgres_newest, etcd, permits=2, workers=1, more=more)
+    pids = fleet.fleet.worker_pids()
+    user, dbname = fleet.database.user, fleet.database.dbname
+    with socket.create_connection(("127.0.0.1", fleet.port), timeout=10) as stranger:
+        stranger.sendall(_startup(b"caf\xe9", dbname))
+        answer = b""
+        while data := stranger.recv(4096):
+            answer += data
+        assert b'role "caf\xe9" does not exist' in answer
+    with socket.create_connection(("127.0.0.1", fleet.port), timeout=10) as client:
+        client.sendall(_startup(user.encode(), dbname, b"caf\xe9"))
+        answer = b""
+        while not answer.endswith(b"Z\0\0\0\x05I"):
+            answer += client.recv(4096)
+        with psycopg.connect(fleet.console(), autocommit=True) as console:
+            shown = console.pgconn.exec_(b"SHOW CLIENTS")
+        row = {shown.fname(at): shown.get_value(0, at) for at in range(shown.nfields)}
+        assert row[b"application_name"] == b"caf\xe9"
+    assert _serves(fleet)
+    assert fleet.fleet.worker_pids() == pids
