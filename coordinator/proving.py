@@ -91,7 +91,8 @@ class BackendReaper:
         async def at_node(address: str, group: Sequence[Case]) -> None:
             self._at_work.add((db, address))
             try:
-                looked.unproven += await self._look_up_at(db, snapshot, address, group) - len(group)
+                left = await self._look_up_at(db, snapshot, address, group)
+                looked.unproven -= len(group) - left
             except (StoreUnavailable, StoreUnknown):
                 pass  # etcd went away: the next pass tries again
             finally:
@@ -152,6 +153,7 @@ class BackendReaper:
             return False  # it moved meanwhile: the next pass decides anew
         self.awaiting[db].pop(str(session.permit), None)
         self.released[str(proven.proof)] += 1
+        self.awaiting[db].pop(str(session.permit), None)
         _log.warning(
             Event.PERMIT_RELEASED, database=db, permit=str(session.permit), proof=str(proven.proof),
             evidence=proven.evidence, owner=session.owner, observer=self._spec.host, pid=session.pid,
