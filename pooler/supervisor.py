@@ -20,8 +20,10 @@ import structlog
 import trio
 
 from coordinator.link import Args, LinkLost, LinkRefused
+from pooler.errors import UsageFault
+from pooler.net.userlist import read_userlist
 from pooler.observe.events import Event
-from pooler.settings import ConfigFaults, Settings, coordinator_spec, load
+from pooler.settings import Settings, coordinator_spec, load
 from pooler.supervise.control import Say, serve_control
 from pooler.supervise.exits import ExitFiles
 from pooler.supervise.left_over import settle_left_overs
@@ -261,7 +263,9 @@ class Supervisor:
         """Read the config again; a bad one changes nothing. {refused: bool, problems: [text]}"""
         try:
             fresh = load(self._config)
-        except ConfigFaults as refused:
+            if fresh.auth.file is not None:
+                read_userlist(fresh.auth.file)
+        except UsageFault as refused:
             lines = str(refused).splitlines()
             log.error(Event.CONFIG_REFUSED, problems=lines)
             return {"refused": True, "problems": lines}

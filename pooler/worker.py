@@ -47,6 +47,7 @@ from pooler.serve.figures import Figures
 from pooler.serve.fleet_view import FleetView, open_console
 from pooler.serve.holder import WorkerHolder
 from pooler.serve.registry import Registry
+from pooler.serve.standing import Standing
 from pooler.settings import Settings
 from pooler.wire.auth import AuthType, Method, Secret
 from pooler.wire.cancel_keys import ordinal_of
@@ -88,8 +89,8 @@ class Worker:
         self.registry = Registry(settings, self.parts)
         self.userlist = _userlist_of(settings)
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
-        self.commands = Commands(self.registry)
-        self.fleet_view = FleetView(self.registry, self.permits, self.figures, self.commands, link)
+        self.commands = Commands(self.registry, Standing(run_dir))
+        self.fleet_view = FleetView(self.registry, self.permits, self.figures, link)
         self.entrance = Entrance(
             self.registry, self.count, self.cancel, self._console, self.parts.parameters_of)
         self.acceptors: list[Acceptor] = []
@@ -103,6 +104,7 @@ class Worker:
         self.holder.run_command = self.commands.run
         self.holder.epoch_heard = self._epoch_heard
         self._acknowledged: dict[str, int] = {}
+        self._has_recalled = False
 
     # ---- parts that run
 
@@ -143,7 +145,7 @@ class Worker:
                 self.figures.end_period()
             for pool in list(self.registry.pools.values()):
                 janitor.end_late_waits(pool, now)
-                janitor.cancel_overdue_drain(pool, now)
+                janitor.end_overdue_drain(pool, now)
                 if ticks % SLOW_TICKS == 0:  # once a second
                     janitor.end_hung_cleanups(pool, now)
                     janitor.end_idle_transactions(pool, now)
@@ -193,6 +195,9 @@ class Worker:
     # ---- what the supervisor and the ledger say
 
     def _epoch_heard(self, view: LedgerView) -> None:
+        if not self._has_recalled and view.reachable:  # from here on commands to the fleet reach us, too
+            self._has_recalled = True
+            self.commands.recall()
         if view.serving and self._acknowledged.get(view.db) != view.epoch:
             self._acknowledged[view.db] = view.epoch  # the pools were told first: none grants an older one
             self.permits.epoch_ack(view.db, view.epoch)

@@ -103,7 +103,7 @@ class Unknown:
 Command = Show | Act | Answer | Nothing | Unknown
 
 _TOKEN = re.compile(
-    r"""\s+ | --[^\n]* | /\*.*?\*/ | (?P<end>;) | (?P<equals>=|::) | '(?P<text>(?:[^']|'')*)'"""
+    r"""\s+ | --[^\n]* | /\*.*?(?:\*/|\Z) | (?P<end>;) | (?P<equals>=|::) | '(?P<text>(?:[^']|'')*)'"""
     r""" | "(?P<quoted>(?:[^"]|"")*)" | (?P<word>[^\s;='"]+) | (?P<bad>.)""",
     re.VERBOSE | re.DOTALL,
 )

@@ -6,6 +6,7 @@ from pooler.pool.pool import Pool
 
 IN_TRANSACTION, FAILED = 0x54, 0x45
 OWN_QUERY_SECONDS_MAX = 10.0
+CANCELLED_SECONDS = 1.0  # for a client to end its transaction after a cancel
 
 
 def end_late_waits(pool: Pool, now: float) -> None:
@@ -72,10 +73,18 @@ def replenish(pool: Pool) -> None:
         pool.growth.start()
 
 
-def cancel_overdue_drain(pool: Pool, now: float) -> None:
-    """drain_timeout: what still runs under an epoch that drains is cancelled, then closed."""
-    if pool.drain_at is not None and now >= pool.drain_at:
-        pool.drain_at = None
-        for server in list(pool.core.active):
-            if server.epoch <= pool.core.epoch:
-                pool.break_off_session(server)
+def end_overdue_drain(pool: Pool, now: float) -> None:
+    """drain_timeout: what still runs under an epoch that drains, or is over, is cancelled, and closed if it
+    is still there a moment later. A client that holds a transaction and runs nothing has nothing to cancel:
+    it is disconnected at once."""
+    if pool.drain_at is None or now < pool.drain_at:
+        return
+    is_last = pool.drain_cancelled
+    pool.drain_at, pool.drain_cancelled = (None, False) if is_last else (now + CANCELLED_SECONDS, True)
+    for server in list(pool.core.active):
+        if server.epoch > pool.core.epoch or (server.epoch == pool.core.epoch and pool.core.serving):
+            continue
+        if server.client is None or (server.owed and not is_last):
+            pool.break_off_session(server)
+        else:
+            server.client.break_off("57P01", "the server of this session is drained (drain_timeout)")

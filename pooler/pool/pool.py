@@ -82,7 +82,8 @@ class Pool:
         self.sessions_opened = self.sessions_closed = self.sessions_lost = 0
         self.waits = Histogram()
         self.transaction_times = Histogram()
-        self.drain_at: float | None = None  # when what still runs under a draining epoch is cancelled
+        self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
+        self.drain_cancelled = False  # it was: what is left is closed at drain_at
         self.growth = Growth(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
@@ -262,7 +263,9 @@ class Pool:
         if changed:
             if view.epoch:
                 log.info(Event.EPOCH_CHANGED, database=self.plan.name, epoch=view.epoch, serving=view.serving)
-            self.drain_at = None if view.serving else monotonic() + view.drain_timeout_seconds
+            limit = view.drain_timeout_seconds  # none: a drain given up, or an epoch nobody drained for
+            self.drain_at = None if view.serving and not limit else monotonic() + limit
+            self.drain_cancelled = False
             self.growth.forget()
             self._drop_unusable()
         self.wake()

@@ -1,6 +1,7 @@
 """The console's view of the fleet: questions go to every worker through the coordinator and come back as one.
 
-Without a coordinator this worker answers for itself alone, and says so by the missing names.
+Without a coordinator a SHOW is answered for this worker alone. A command is refused then: half of a PAUSE
+that is told as done would be worse than none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from pooler.errors import FleetUnreachable, PoolerError
 from pooler.net.login import LoggedIn
 from pooler.net.stream import RawSocket
 from pooler.pool.permits import Permits
-from pooler.serve.commands import Commands
 from pooler.serve.figures import VERSION, Figures
 from pooler.serve.registry import Registry
 from pooler.settings import Settings
@@ -28,14 +28,11 @@ class ReloadRefused(PoolerError):
 class FleetView:
     """What the console may ask and order."""
 
-    def __init__(
-        self, registry: Registry, permits: Permits, figures: Figures, commands: Commands, link: Link
-    ) -> None:
+    def __init__(self, registry: Registry, permits: Permits, figures: Figures, link: Link) -> None:
         self._supervisor = link
         self._registry = registry
         self._permits = permits
         self._figures = figures
-        self._commands = commands
 
     async def show(self, item: str, argument: str | None) -> list[dict[str, Any]]:
         """Rows of every worker, each with its `worker`."""
@@ -44,16 +41,21 @@ class FleetView:
         if item == "ledger":
             return list(await self._permits.ledger_rows())
         rows: list[dict[str, Any]] = []
-        for answer in await self._ask_all("show", {"what": item}):
+        for answer in await self._ask_all(item):
             found = (answer.get("value") or {}).get("rows", [])
             rows += [{**row, "worker": answer["worker"]} for row in found]
         return rows
 
     async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
-        """Carry out a command on every worker; RELOAD and SHUTDOWN are the supervisor's."""
+        """Carry out a command on every worker; RELOAD and SHUTDOWN are the supervisor's. Raises
+        FleetUnreachable where it cannot be known that every worker did."""
         if name.lower() in ("reload", "shutdown"):
             return await self._tell_supervisor(name.lower(), args)
-        answers = await self._ask_all("command", {"name": name, "args": args})
+        try:
+            answers = await self._permits.fleet("command", {"name": name, "args": args})
+        except FleetUnreachable as away:
+            raise FleetUnreachable(
+                f"{away}: {name.upper()} may hold on none or some of the workers, say it again") from None
         done = [str(a["worker"]) for a in answers if not a.get("error")]
         failed = {str(a["worker"]): str(a["error"]) for a in answers if a.get("error")}
         return CommandResult(done=done, failed=failed)
@@ -67,18 +69,12 @@ class FleetView:
             raise ReloadRefused("; ".join(answer["problems"]))
         return CommandResult(done=["supervisor"])
 
-    async def _ask_all(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]]:
+    async def _ask_all(self, item: str) -> list[dict[str, Any]]:
         try:
-            return list(await self._permits.fleet(op, args))
+            return await self._permits.fleet("show", {"what": item})
         except FleetUnreachable:
-            return [await self._ask_here(op, args)]
-
-    async def _ask_here(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        here = str(self._registry.settings.fleet.name)
-        if op == "show":
-            return {"worker": here, "value": {"rows": self._figures.rows(args["what"])}}
-        await self._commands.run(args["name"], args["args"])
-        return {"worker": here, "value": {}}
+            here = str(self._registry.settings.fleet.name)
+            return [{"worker": here, "value": {"rows": self._figures.rows(item)}}]
 
 
 async def open_console(raw: RawSocket, asked: LoggedIn, settings: Settings, view: FleetView) -> None:

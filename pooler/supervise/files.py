@@ -8,7 +8,7 @@ from pathlib import Path
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside it, sync, rename, sync the folder. Raises OSError."""
-    beside = path.with_name(f".{path.name}.new")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")  # workers may write one file at once
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, content)

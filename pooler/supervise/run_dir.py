@@ -10,6 +10,8 @@ from typing import Self
 from pooler.errors import PoolerError
 from pooler.supervise.files import replace_file
 
+STANDING_FILE = "standing.json"  # what is paused and disabled, for workers that start later
+
 
 class RunDirRefused(PoolerError):
     """The run directory cannot be used: not ours, not private, or another fleet's."""
@@ -38,6 +40,7 @@ class RunDir:
         except OSError:
             os.close(lock)
             raise RunDirRefused(_taken_by(path)) from None
+        (path / STANDING_FILE).unlink(missing_ok=True)
         replace_file(path / "pooler.pid", f"{os.getpid()}\n{fleet}\n".encode())
         return cls(path, lock)
 

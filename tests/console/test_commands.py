@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pooler.console.commands import (
     DATABASE_COMMANDS,
     SHOW_ITEMS,
+    TEXT_BYTES_MAX,
     Act,
     Answer,
     Command,
@@ -122,3 +123,9 @@ def test_any_text_is_answered(text: str) -> None:
 def test_help_names_everything() -> None:
     said = help_text().lower()
     assert all(word in said for word in (*SHOW_ITEMS, *DATABASE_COMMANDS, "shutdown"))
+
+
+def test_a_comment_without_an_end_is_a_comment_to_the_end() -> None:
+    """Else each beginning of one would be looked at to the end of the text again: seconds of a worker."""
+    assert parse("SHOW POOLS /* not ended") == parse("SHOW POOLS")
+    assert parse("/* " * (TEXT_BYTES_MAX // 3)) == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from pooler.pool import janitor
 from pooler.pool.pool import Pool
 
@@ -35,6 +37,7 @@ class Session:
         self.own = 0
         self.own_at = self.last_used = self.query_at = 0.0
         self.closing = False
+        self.epoch = 1
         self.given_up = ""
         self.__dict__.update(more)
 
@@ -92,3 +95,29 @@ def test_a_cleanup_that_is_not_answered_costs_the_session() -> None:
     assert hung.given_up
     assert not quick.given_up
     assert not ours.given_up
+
+
+def _draining(*sessions: Session, epoch: int, serving: bool) -> tuple[Any, list[Session]]:
+    cancelled: list[Session] = []
+    core = SimpleNamespace(active=list(sessions), epoch=epoch, serving=serving)
+    return SimpleNamespace(core=core, drain_at=5.0, drain_cancelled=False,
+                           break_off_session=cancelled.append), cancelled
+
+
+@pytest.mark.parametrize(("epoch", "serving"), [(1, False), (2, True)])
+def test_past_drain_timeout_what_runs_is_cancelled_and_what_holds_a_transaction_is_closed(
+    epoch: int, serving: bool
+) -> None:
+    """An epoch that drains, and the one behind an advance."""
+    running, holding = Session(Someone(), owed=[2]), Session(Someone(), status=IN_TRANSACTION)
+    own, new = Session(None, own=1), Session(Someone(), owed=[2], epoch=3)
+    pool, cancelled = _draining(running, holding, own, new, epoch=epoch, serving=serving)
+    janitor.end_overdue_drain(pool, 4.9)
+    assert cancelled == []
+    janitor.end_overdue_drain(pool, 5.1)
+    assert cancelled == [running, own]
+    assert (holding.client.told, running.client.told) == (["57P01"], [])  # type: ignore[union-attr]
+    janitor.end_overdue_drain(pool, 5.2 + janitor.CANCELLED_SECONDS)
+    assert running.client.told == ["57P01"]  # type: ignore[union-attr]
+    assert new.client.told == []  # type: ignore[union-attr]
+    assert pool.drain_at is None

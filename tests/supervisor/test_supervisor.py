@@ -167,6 +167,11 @@ async def test_a_bad_config_is_refused_at_reload_and_a_good_one_reaches_the_chil
     refused = await small_fleet.saw("config_refused")
     assert any('"many" must be a whole number' in problem for problem in refused["problems"])
     assert (await small_fleet.command("reload"))["refused"] is True
+    await trio.Path(small_fleet.folder / "users").write_text("rubbish")
+    small_fleet.write(auth={"type": "scram-sha-256", "file": "users"})
+    refused = await small_fleet.command("reload")
+    assert refused["refused"] is True
+    assert any("users:1: " in problem for problem in refused["problems"])
     small_fleet.write(pool={"default_pool_size": 7}, fleet={"workers": 3})
     answer = await small_fleet.command("reload")
     assert answer == {
