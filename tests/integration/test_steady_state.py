@@ -13,11 +13,12 @@ from pooler.demo.etcd import Etcd
 from tests.support.etcd import MakeEtcd
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
 CLIENTS = 24
-WARM_UP_SECONDS = 5.0
+STILL_SECONDS = 3.0
 SECONDS = 10.0
 PHASE = 3  # reads by the clock that fall into one time and not into the other: one of views, two of passes
 
@@ -30,6 +31,20 @@ def load(fleet: RunningFleet, stop: threading.Event) -> int:
             connection.execute("select pg_sleep(0.005)")
             done += 1
     return done
+
+
+def sessions(database: Database) -> set[int]:
+    """Server processes of the pool's sessions."""
+    rows = database.server.execute(
+        f"SELECT pid FROM pg_stat_activity WHERE usename = '{database.user}'")
+    return {int(pid) for pid, in rows}
+
+
+def settled(database: Database) -> bool:
+    """Whether no session came or went for a while."""
+    before = sessions(database)
+    time.sleep(STILL_SECONDS)  # noqa: TID251 - stillness is made of time
+    return len(before) > 1 and sessions(database) == before
 
 
 def requests(etcd: Etcd, seconds: float) -> float:
@@ -49,8 +64,10 @@ def test_load_asks_nothing_of_etcd_while_no_session_comes_or_goes(
     with ThreadPoolExecutor(CLIENTS) as threads:
         clients = [threads.submit(load, fleet, stop) for _ in range(CLIENTS)]
         try:
-            stop.wait(WARM_UP_SECONDS)
+            wait_until(lambda: settled(postgres_newest), "the workers have their shares", 60)
+            before = sessions(postgres_newest)
             loaded = requests(etcd, SECONDS)
+            assert sessions(postgres_newest) == before
         finally:
             stop.set()
     moved = sum(client.result() for client in clients)
