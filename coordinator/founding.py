@@ -134,13 +134,14 @@ class Founder:
         if text is None or view.alias is None or (Event.POLICY_DIFFERS, view.db) in self._said:
             return
         self._said[Event.POLICY_DIFFERS, view.db] = "compared"
+        stored = await self._store.read(keys.policy(view.alias.active))
         try:
             policy, document = load_policy(text)
-        except PolicyRefused as refused:
+            active = decode_document(stored.entries[0].value) if stored.entries else document
+        except (PolicyRefused, ValueError) as refused:
             self._say(Event.POLICY_REFUSED, view.db, str(refused))
             return
-        stored = await self._store.read(keys.policy(view.alias.active))
-        if stored.entries and decode_document(stored.entries[0].value) != document:
+        if active != document:
             _log.warning(Event.POLICY_DIFFERS, database=view.db, file_generation=policy.generation,
                          active_generation=view.alias.active)
 

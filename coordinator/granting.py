@@ -15,6 +15,7 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.ledger import Granted, Ledger, Voided
+from coordinator.ledger.record import UnknownSchema
 from coordinator.ledger.reservation import Reserve
 from coordinator.ledger.rules import Code, Refused
 from coordinator.link import LinkLost
@@ -281,7 +282,12 @@ class Granting:
 
     async def _void(self, local: Local, db: str, ask: Reserve) -> None:
         while not local.exited:  # its reservations end with its registration then
-            if isinstance(await self._ledgers[db].void(ask.request_id, local.boot_id, ask.kind), Voided):
-                self.stir(db)
-                return
+            try:
+                voided = await self._ledgers[db].void(ask.request_id, local.boot_id, ask.kind)
+            except (UnknownSchema, ValueError) as fault:  # of this request: the others go on
+                _log.error(Event.SOMETHING_FAILED, database=db, request=ask.request_id, why=str(fault))
+            else:
+                if isinstance(voided, Voided):
+                    self.stir(db)
+                    return
             await trio.sleep(VOID_BACKOFF_SECONDS)  # noqa: TID251 - back-off towards the store

@@ -11,10 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import structlog
 import trio
 
 from coordinator import commands, inspect
 from coordinator.election import Election, Leader
+from coordinator.events import Event
 from coordinator.founding import Founder
 from coordinator.granting import Granting
 from coordinator.http import Figures, serve_http
@@ -34,6 +36,8 @@ from coordinator.view import View, Views
 FOUNDING_INTERVAL_SECONDS = 1.0
 SWEEP_INTERVAL_SECONDS = 30.0
 SOCKET_BACKLOG = 128
+
+_log = structlog.get_logger("coordinator")
 
 
 def now_us() -> int:
@@ -162,6 +166,8 @@ class Coordinator:
                         self._compared.add(view.db)
                 except (StoreUnavailable, StoreUnknown):
                     pass
+                except (UnknownSchema, ValueError) as fault:
+                    _log.error(Event.SOMETHING_FAILED, database=view.db, why=f"founding: {fault}")
             await trio.sleep(FOUNDING_INTERVAL_SECONDS)  # noqa: TID251 - servers tell nobody when they are up
             if any(view.reachable and not view.complete for view in self.views.views.values()):
                 self._incomplete.set()

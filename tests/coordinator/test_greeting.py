@@ -31,6 +31,10 @@ def receipts(on: Stage) -> list[str]:
     return [key for key in on.keyspace.entries if key.startswith(KEYS.receipts())]
 
 
+def slots(on: Stage) -> list[str]:
+    return [key for key in on.keyspace.entries if key.startswith(KEYS.sessions())]
+
+
 async def test_a_slot_that_could_not_be_freed_leaves_the_hello_unsettled_until_it_is(
     tmp_path: Path, clock: MockClock
 ) -> None:
@@ -134,3 +138,18 @@ async def test_a_reservation_in_the_pipe_of_a_coordinator_that_died_can_only_los
             on.store.late = late
             await on.store.lift()
             assert await on.states() == {}
+
+
+async def test_a_receipt_that_cannot_be_read_ends_nothing_but_its_own_request(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        on.store.loses_touch = True
+        with pytest.raises(LinkRefused):
+            await reserve(worker, request_id="r")  # it is voided in the background from now on
+        on.store.loses_touch = on.store.silent = False
+        await on.put(KEYS.receipt("r"), b"\x01")
+        await trio.sleep(3)  # noqa: TID251 - on a clock that jumps
+        assert len(slots(on)) == 1
+        await reserve(worker)
+        assert len(slots(on)) == 2
