@@ -17,6 +17,7 @@ from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.record import Record, UnknownSchema
 from coordinator.store.api import (
+    Compacted,
     Compare,
     Field,
     Lease,
@@ -77,7 +78,7 @@ class Election:
                     await self._campaign(lease, sent, lead)
                 finally:
                     await _give_back(lease)
-            except (StoreUnavailable, StoreUnknown):
+            except (StoreUnavailable, StoreUnknown, Compacted):  # compacted: what is read anew is newer
                 await trio.sleep(self._ttl / 3)  # noqa: TID251 - back-off towards an unreachable store
 
     async def _campaign(self, lease: Lease, sent: float, lead: Callable[[Compare], Awaitable[None]]) -> None:

@@ -9,6 +9,7 @@ class Event(StrEnum):
     """Every event name; docs list them from here."""
 
     COORDINATOR_STARTED = "coordinator_started"
+    COORDINATOR_STARTS_ANEW = "coordinator_starts_anew"
     COORDINATOR_STOPPING = "coordinator_stopping"
     ETCD_STARTED = "etcd_started"
     ETCD_EXITED = "etcd_exited"

@@ -28,14 +28,14 @@ class Remembered:
         return self._saved.get(db, Seen())
 
     def save(self, seen: Mapping[str, Seen]) -> None:
-        """Replaces the file at once if anything is newer."""
+        """Replaces the file at once if anything is newer. Raises OSError."""
         if dict(seen) == self._saved:
             return
-        self._saved = dict(seen)
         text = json.dumps({db: [each.incarnation, each.revision] for db, each in seen.items()})
         scratch = self._path.with_suffix(".new")
         scratch.write_text(text)
         os.replace(scratch, self._path)
+        self._saved = dict(seen)
 
     def _read(self) -> dict[str, Seen]:
         try:

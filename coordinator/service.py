@@ -48,6 +48,8 @@ class Service:
     def __init__(self) -> None:
         self._stopping = trio.Event()
         self._coordinator: Coordinator | None = None
+        self._link: Link | None = None
+        self._spec: CoordinatorSpec | None = None
         self._up = trio.Event()
 
     async def run(self, link_fd: int) -> int:
@@ -56,14 +58,14 @@ class Service:
             "stop": self._stop, "drain": self._nothing, "reload": self._reload, "status": self._status,
             "worker_exited": self._worker_exited,
         }
-        link = Link(_stream(link_fd), {op: guarded(handler) for op, handler in handlers.items()})
+        link = self._link = Link(_stream(link_fd), {op: guarded(handler) for op, handler in handlers.items()})
         code = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)
             nursery.start_soon(self._stop_when_lost, link)
             nursery.start_soon(self._stop_on_signal)
             try:
-                spec = CoordinatorSpec.parse(await link.call("spec"))
+                spec = self._spec = CoordinatorSpec.parse(await link.call("spec"))
                 await self._serve(spec, link)
             except (SpecFault, EtcdMissing, LinkRefused) as fault:
                 _log.error(Event.SOMETHING_FAILED, why=str(fault))
@@ -112,6 +114,12 @@ class Service:
         return {}
 
     async def _reload(self, args: Args) -> Args:
+        """What differs is taken up by starting anew: workers serve on meanwhile."""
+        assert self._link is not None
+        fresh = CoordinatorSpec.parse(await self._link.call("spec"))
+        if self._spec is not None and fresh != self._spec:
+            _log.info(Event.COORDINATOR_STARTS_ANEW)
+            self._stopping.set()
         return {"problems": []}
 
     async def _status(self, args: Args) -> Args:

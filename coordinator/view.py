@@ -135,8 +135,8 @@ class Views:
         try:
             with trio.fail_after(READ_TIMEOUT_SECONDS):
                 for db in self.views:
-                    self._settle(await self._read(db))
-        except (StoreUnavailable, StoreUnknown, trio.TooSlowError, UnknownSchema, ValueError) as why:
+                    await self._refresh_one(db)
+        except (StoreUnavailable, StoreUnknown, trio.TooSlowError) as why:
             self._all_unreachable(str(why) or "no answer in time")
             return False
         if not self._answers:
@@ -144,8 +144,25 @@ class Views:
         self._answers = True
         self.good_read_at = sent
         self._read_once.set()
-        self._remembered.save({db: access.seen for db, access in self._access.items()})
+        self._remember()
         return True
+
+    async def _refresh_one(self, db: str) -> None:
+        """What cannot be read in one ledger makes that one unreachable, and no other."""
+        try:
+            self._settle(await self._read(db))
+        except (UnknownSchema, ValueError) as why:
+            view = self.views[db]
+            if view.reachable:
+                _log.error(Event.LEDGER_UNREACHABLE, database=db, why=str(why))
+                self.views[db] = replace(view, reachable=False)
+                self._tell(self.views[db])
+
+    def _remember(self) -> None:
+        try:
+            self._remembered.save({db: access.seen for db, access in self._access.items()})
+        except OSError as fault:  # the next read tries again; what is in memory still guards
+            _log.error(Event.SOMETHING_FAILED, what="cannot keep what was seen in run_dir", why=str(fault))
 
     async def _read(self, db: str) -> View:
         keys, access = self._keys.db(db), self._access[db]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from coordinator.election import Election, Leader
-from coordinator.store.api import Compare, Put, Txn, Won
+from coordinator.store.api import Compacted, Compare, Put, Txn, Won
 from coordinator.store.memory import MemoryStore
 from tests.ledger.ground import FLEET
 
@@ -84,4 +86,39 @@ async def test_a_leader_stays_for_as_long_as_its_lease_is_renewed(clock: MockClo
         with trio.move_on_after(20 * TTL_SECONDS):
             await trio.sleep_forever()
         assert (led.ended, len(led.fences)) == (0, 1)
+        nursery.cancel_scope.cancel()
+
+
+class Compacting(MemoryStore):
+    """A store whose first watch finds its revision compacted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watches = 0
+
+    def watch(self, prefix: str, *, after: int) -> Any:
+        self.watches += 1
+        if self.watches == 1:
+            raise Compacted(after)
+        return super().watch(prefix, after=after)
+
+
+async def test_a_compacted_watch_ends_no_candidate(clock: MockClock) -> None:
+    store, first, second = Compacting(), Led(), Led()
+    a, b = candidate(store, "a"), candidate(store, "b")
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+
+        async def run_a() -> None:
+            with scope:
+                await a.run(first)
+
+        nursery.start_soon(run_a)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(b.run, second)
+        await trio.sleep(2 * TTL_SECONDS)  # noqa: TID251 - on a clock that jumps: it stands again
+        assert store.watches > 1
+        scope.cancel()
+        await trio.sleep(TTL_SECONDS)  # noqa: TID251 - on a clock that jumps
+        assert b.leading
         nursery.cancel_scope.cancel()
