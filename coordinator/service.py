@@ -17,6 +17,7 @@ import trio
 
 from coordinator.etcd_process import EtcdMissing, version_warning
 from coordinator.events import Event
+from coordinator.ledger.invariants import UNFOUNDED_TAG
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded
 from coordinator.opening import make_reaper, open_store
@@ -92,7 +93,7 @@ class Service:
 
             def tag_of(db: str) -> str:
                 head = coordinator.views.views[db].head if coordinator else None
-                return head.tag if head else "new"
+                return head.tag if head else UNFOUNDED_TAG
 
             coordinator = Coordinator(spec, store, make_reaper(spec, tag_of))
             self._coordinator = coordinator

@@ -43,6 +43,9 @@ class Released:
     proof: Proof | None
 
 
+UNFOUNDED_TAG = "new"  # in the reaper's name until its ledger has a tag, and until it looks again after that
+
+
 def reaper_name(ledger_tag: str) -> str:
     """application_name of the one session without a permit: the leader's own looks."""
     return f"pooler:{ledger_tag}:reaper"
@@ -122,6 +125,7 @@ def sessions_have_permits(snapshot: LedgerSnapshot, rows: Sequence[Row]) -> list
     An OPEN permit without its session is named too: nothing is over budget then, but a slot is lost.
     """
     tag = snapshot.head.tag if snapshot.head else ""
+    reaper_names = {reaper_name(tag), reaper_name(UNFOUNDED_TAG)}
     sessions = [held.session for held in snapshot.sessions]
     by_pid: dict[int, list[Session]] = {}
     for session in sessions:
@@ -131,7 +135,7 @@ def sessions_have_permits(snapshot: LedgerSnapshot, rows: Sequence[Row]) -> list
     shown: Counter[Permit] = Counter()
     reapers = 0
     for row in rows:
-        if row.application_name == reaper_name(tag):
+        if row.application_name in reaper_names:
             reapers += 1
             continue
         owners = _permits_of(row, by_pid, by_tag)
