@@ -145,7 +145,9 @@ class Link:
 
 def _message(frame: bytes) -> Args:
     """Raises ValueError. Texts that came from clients need not be UTF-8: their bytes pass unchanged."""
-    message: Args = msgpack.unpackb(frame, strict_map_key=False, unicode_errors="surrogateescape")
+    message = msgpack.unpackb(frame, strict_map_key=False, unicode_errors="surrogateescape")
+    if not isinstance(message, dict):
+        raise ValueError("a frame that is no map")
     return message
 
 

@@ -77,6 +77,7 @@ class Pool:
         self.greeting: dict[bytes, bytes] | None = None
         self.clients: set[ClientConn] = set()
         self.received_bytes = self.sent_bytes = self.logins = 0
+        self.client_parses = self.server_parses = self.binds = 0
         self.transactions = self.queries = self.errors = self.assignments = 0
         self.transaction_seconds = self.query_seconds = self.wait_seconds = 0.0
         self.sessions_opened = self.sessions_closed = self.sessions_lost = 0

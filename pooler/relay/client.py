@@ -163,6 +163,8 @@ class ClientConn:
             data = self._assemble(data)
             if not data:
                 return
+        if self.server is not None:
+            self.requested_at = monotonic()
         while self.server is None:
             data = self._ask(data)
             if not data:

@@ -35,7 +35,13 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     `message` has its header; a Bind may lack its tail. Raises ProtocolViolation for a malformed one and
     TooManyStatements at the limit.
     """
-    if server.pool.passes_names:
+    pool = server.pool
+    if kind == BIND:
+        pool.binds += 1
+    elif kind == PARSE:
+        pool.client_parses += 1
+    if pool.passes_names:
+        pool.server_parses += kind == PARSE
         server.owed.append(_AS_IS[kind] if kind != PARSE else o.Parsed(_NOBODY, b"", True))
         server.commits = True  # whether it does is not looked into here
         return None
@@ -56,18 +62,21 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
     if not name:
         assert statement is not None
         server.statements.unnamed = statement
+        server.pool.server_parses += 1
         server.owed.append(o.Parsed(statement, name, True, named=False))
         return None
     if statement is None:  # the name is taken: let the server refuse a second Parse of it
         statement = client.prepared().get(name)
         assert statement is not None
         before = _ensure(server, statement)
+        server.pool.server_parses += 1
         server.owed.append(o.Parsed(_NOBODY, b"", True))
         return before + parse_message(statement)
     if server.statements.touch(statement):
         server.owed.append(o.Told(o.PARSE_COMPLETE, name))
         return b""
     before = _make_room(server, statement)
+    server.pool.server_parses += 1
     server.owed.append(o.Parsed(statement, name, True))
     return before + parse_message(statement)
 
@@ -130,6 +139,7 @@ def _ready_for(server: ServerConn, name: bytes, statement: Statement | None) -> 
     if statement is None:  # somebody else's unnamed statement is there: it must not be found
         server.owed.append(o.Closed(None))
         return close_statement(b"")
+    server.pool.server_parses += 1
     server.owed.append(o.Parsed(statement, b"", False, named=False))
     return parse_message(statement, b"")
 
@@ -138,6 +148,7 @@ def _ensure(server: ServerConn, statement: Statement) -> bytes:
     if server.statements.touch(statement):
         return b""
     before = _make_room(server, statement)
+    server.pool.server_parses += 1
     server.owed.append(o.Parsed(statement, b"", False))
     return before + parse_message(statement)
 

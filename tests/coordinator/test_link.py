@@ -44,7 +44,8 @@ async def test_a_text_that_is_not_utf_8_arrives_as_it_was() -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("body", [b"\xc1", msgpack.packb(7), msgpack.packb({"x": 1}), b""])
+@pytest.mark.parametrize(
+    "body", [b"\xc1", msgpack.packb(7), msgpack.packb({"x": 1}), msgpack.packb([1, 2]), b""])
 async def test_what_is_no_message_ends_the_link_and_nothing_else(body: bytes) -> None:
     async with linked() as (link, far):
         await far.send_all(frame(body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pooler.demo.client import SYNC, query
+from pooler.wire.messages import bind, parse
 from tests.relay.scripts import group
 from tests.relay.world import world
 
@@ -65,6 +66,25 @@ def test_a_waiter_is_served_in_turn_and_every_use_is_counted() -> None:
         assert w.sessions[0].mini.committed == ["c0", "c1", "c2", "c3"]
         assert (w.pool.transactions, w.pool.assignments, w.pool.queries) == (5, 5, 6)
         assert sum(len(c.conn.buffer) for c in clients) == 0
+
+
+def test_each_query_of_a_transaction_is_timed_from_its_own_coming() -> None:
+    with world() as w:
+        client = w.client()
+        w.say(client, query("begin"))
+        began = client.conn.requested_at
+        w.say(client, query("select 1"))
+        assert client.conn.requested_at > began
+        w.say(client, query("commit"))
+        assert w.pool.query_seconds <= w.pool.transaction_seconds
+
+
+def test_parses_and_binds_are_counted_as_asked_and_as_sent() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        w.say(one, parse("s", "select 1") + bind("", "s") + SYNC)
+        w.say(two, parse("t", "select 1") + bind("", "t") + SYNC)
+        assert (w.pool.client_parses, w.pool.server_parses, w.pool.binds) == (2, 1, 2)
 
 
 def test_bytes_are_counted_once_however_long_they_waited() -> None:
