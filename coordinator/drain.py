@@ -124,7 +124,7 @@ class _Drain:
 
     async def _planned(self, before: EpochEntry, target: Backend) -> DrainOutcome:
         lease = await self._store.lease(KEY_TTL_SECONDS)
-        stopped = await self._stop_granting(before, lease)
+        stopped = await self._stop_granting(before, lease, target)
         if stopped is None:
             return DrainOutcome(Code.UNFIT, _MOVED, before.epoch.number)
         outcome: DrainOutcome | None = None
@@ -141,10 +141,10 @@ class _Drain:
         assert outcome is not None  # the nursery's body ran to its end, or raised
         return outcome
 
-    async def _stop_granting(self, before: EpochEntry, lease: Lease) -> EpochEntry | None:
+    async def _stop_granting(self, before: EpochEntry, lease: Lease, target: Backend) -> EpochEntry | None:
         after = draining(
             before.epoch, timeout_seconds=self._order.drain_timeout_seconds, now_us=self._now_us(),
-            reason=f"drain to {self._order.target or 'the primary'}")
+            reason=f"drain to {self._order.target or 'the primary'}", target=target)
         mine = Put(self._keys.drain(), b"", lease.id)
         try:
             return await swap_epoch(

@@ -21,15 +21,18 @@ class NoEpoch(Exception):
     """The ledger has no backend epoch yet: it was never started."""
 
 
-def draining(epoch: Epoch, *, timeout_seconds: float, now_us: int, reason: str) -> Epoch:
+def draining(
+    epoch: Epoch, *, timeout_seconds: float, now_us: int, reason: str, target: Backend | None = None
+) -> Epoch:
     """The same epoch without new grants; its busy sessions are cancelled after `timeout_seconds`."""
     return replace(epoch, state=EpochState.DRAINING, since_us=now_us, reason=reason,
-                   drain_timeout_seconds=timeout_seconds)
+                   drain_timeout_seconds=timeout_seconds, target=target)
 
 
 def active_again(epoch: Epoch, *, now_us: int, reason: str) -> Epoch:
     """A drain that was given up: the same epoch grants again."""
-    return replace(epoch, state=EpochState.ACTIVE, since_us=now_us, reason=reason, drain_timeout_seconds=0.0)
+    return replace(epoch, state=EpochState.ACTIVE, since_us=now_us, reason=reason, drain_timeout_seconds=0.0,
+                   target=None)
 
 
 def advanced(
@@ -37,7 +40,14 @@ def advanced(
 ) -> Epoch:
     """The next epoch, granting at `backend`; what is left of older ones ends within the drain timeout."""
     return replace(epoch, number=epoch.number + 1, state=EpochState.ACTIVE, backend=backend, since_us=now_us,
-                   reason=reason, drain_timeout_seconds=drain_timeout_seconds)
+                   reason=reason, drain_timeout_seconds=drain_timeout_seconds, target=None)
+
+
+def is_promoted(epoch: Epoch, seen: Backend) -> bool:
+    """Whether the server that a drain was to promote has been: the old one must not serve again then."""
+    target = epoch.target
+    return (target is not None and seen.address == target.address and not seen.in_recovery
+            and target.in_recovery and seen.system_identifier == epoch.backend.system_identifier)
 
 
 def not_acknowledged(epoch: int, db: str, workers: dict[str, Worker]) -> list[str]:
@@ -68,17 +78,28 @@ async def swap_epoch(
     return EpochEntry(after, outcome.revision) if isinstance(outcome, Won) else None
 
 
-async def back_to_active(store: Store, keys: DbKeys, now_us: int, *, fence: Compare) -> bool:
-    """A DRAINING epoch whose command is gone grants again; True if this call made it so."""
+async def abandoned_drain(store: Store, keys: DbKeys) -> EpochEntry | None:
+    """A DRAINING epoch whose command is gone."""
     snapshot = await store.read(keys.epoch(), keys.drain())
     found = {entry.key: entry for entry in snapshot.entries}
     if keys.drain() in found or keys.epoch() not in found:
-        return False
+        return None
     before = _entry(found[keys.epoch()])
-    if before.epoch.state is not EpochState.DRAINING:
-        return False
-    after = active_again(before.epoch, now_us=now_us, reason="the draining command is gone")
-    return await swap_epoch(store, keys, before, after, absent(keys.drain()), fence) is not None
+    return before if before.epoch.state is EpochState.DRAINING else None
+
+
+async def end_abandoned(
+    store: Store, keys: DbKeys, before: EpochEntry, promoted: Backend | None, now_us: int, *, fence: Compare
+) -> Epoch | None:
+    """The epoch grants again, or the next one does if the target was promoted; None: somebody was faster."""
+    why = "the draining command is gone"
+    if promoted is None:
+        after = active_again(before.epoch, now_us=now_us, reason=why)
+    else:
+        after = advanced(before.epoch, promoted, now_us=now_us, reason=f"{why}, and its target was promoted",
+                         drain_timeout_seconds=before.epoch.drain_timeout_seconds)
+    won = await swap_epoch(store, keys, before, after, absent(keys.drain()), fence)
+    return None if won is None else after
 
 
 def _entry(entry: Entry) -> EpochEntry:

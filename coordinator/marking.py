@@ -11,18 +11,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+import trio
 
 from coordinator import inspect
 from coordinator.alerts import Watchlist
-from coordinator.epoch import back_to_active
+from coordinator.epoch import EpochEntry, abandoned_drain, end_abandoned, is_promoted
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
-from coordinator.ledger.record import EpochState, Session
+from coordinator.ledger.record import Backend, EpochState, Session
 from coordinator.ledger.rules import MarkOwnerGone, session_of
 from coordinator.ledger.snapshot import LedgerSnapshot
+from coordinator.looks import Eyes, LookFailed
 from coordinator.reaping import orphans, removable_exits
 from coordinator.store.api import Compare, Store, Txn, Won, absent, unchanged
+
+LOOK_SECONDS_MAX = 3.0
 
 _log = structlog.get_logger("coordinator.reconcile")
 
@@ -31,12 +35,13 @@ class OwnerReaper:
     """Marks and tidies for the leader. `on_unknown` hears of every permit it marked."""
 
     def __init__(
-        self, store: Store, keys: FleetKeys, ledgers: dict[str, Ledger], *, run_dir: Path,
+        self, store: Store, keys: FleetKeys, ledgers: dict[str, Ledger], eyes: Eyes, *, run_dir: Path,
         alert_after_us: int, now_us: Callable[[], int],
     ) -> None:
         self._store = store
         self._keys = keys
         self._ledgers = ledgers
+        self._eyes = eyes
         self._run_dir = run_dir
         self._alert_after_us = alert_after_us
         self._now_us = now_us
@@ -70,9 +75,28 @@ class OwnerReaper:
                 self._tell(db, outcome.session)
 
     async def _revive_epoch(self, db: str, fence: Compare) -> None:
-        """A drain whose command died: its lease took its key away, so the old epoch grants again."""
-        if await back_to_active(self._store, self._keys.db(db), self._now_us(), fence=fence):
-            _log.warning(Event.EPOCH_BACK_TO_ACTIVE, database=db, why="the draining command is gone")
+        """A drain whose command died: its lease took its key away, so the old epoch grants again. Not if the
+        command had promoted its target: then clients would write at two primaries."""
+        keys = self._keys.db(db)
+        before = await abandoned_drain(self._store, keys)
+        if before is None:
+            return
+        promoted = await self._promoted(before)
+        after = await end_abandoned(self._store, keys, before, promoted, self._now_us(), fence=fence)
+        if after is not None:
+            _log.warning(Event.EPOCH_BACK_TO_ACTIVE, database=db, why=after.reason, epoch=after.number,
+                         backend=after.backend.address)
+
+    async def _promoted(self, before: EpochEntry) -> Backend | None:
+        """The target of an abandoned drain, if it can be seen to be a primary now."""
+        if before.epoch.target is None:
+            return None
+        try:
+            with trio.fail_after(LOOK_SECONDS_MAX):
+                look = await self._eyes.look(before.epoch.target.address)
+        except (LookFailed, trio.TooSlowError):
+            return None  # who cannot be reached serves none of our clients
+        return look.backend if is_promoted(before.epoch, look.backend) else None
 
     async def _remove_exits(self, snapshot: LedgerSnapshot, fence: Compare) -> None:
         entries = (await self._store.range(self._keys.every_session())).entries

@@ -58,7 +58,7 @@ class Reconciler:
         self._eyes = eyes
         self._ttl = spec.lease_ttl_seconds
         self.owners = OwnerReaper(
-            store, keys, ledgers, run_dir=Path(spec.run_dir), now_us=now_us,
+            store, keys, ledgers, eyes, run_dir=Path(spec.run_dir), now_us=now_us,
             alert_after_us=int(ALERT_LEASE_CYCLES * self._ttl * 1_000_000))
         self.backends = BackendReaper(ledgers, eyes, spec=spec, now_us=now_us, monotonic=monotonic)
         self._to_mark, self._to_prove = trio.Event(), trio.Event()

@@ -282,6 +282,7 @@ class Epoch(Record):
     since_us: int
     reason: str
     drain_timeout_seconds: float = 0.0  # while DRAINING: after this the busy sessions are cancelled
+    target: Backend | None = None  # while DRAINING: which server the command promotes
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -291,6 +292,7 @@ class Epoch(Record):
         if backend is None:
             raise ValueError("an epoch without a backend")
         values["backend"] = backend
+        values["target"] = backend_from(values.get("target"))
         return cls(**values)
 
 
