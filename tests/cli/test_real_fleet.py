@@ -172,7 +172,8 @@ def test_a_reload_with_a_broken_userlist_keeps_the_users_of_before_and_every_wor
     users.write_text("not a userlist\n")
     broken = command("fleet", "reload", "--json")
     problems = json.loads(broken.out)["problems"]
-    assert (broken.code, [line.partition(": ")[0] for line in problems]) == (1, ["worker 0", "worker 1"])
+    assert broken.code == 2  # it is the config that is refused, before any worker hears of it
+    assert [line.rpartition("/")[2].partition(": ")[0] for line in problems] == ["userlist.txt:1"]
     assert all("userlist.txt:1: " in line for line in problems)
     with psycopg.connect(fleet.dsn()) as client:
         client.execute("SELECT 1")
