@@ -41,8 +41,21 @@ class PoolCount:
 class PoolCore(Generic[S]):
     """The sessions and the queue of one (database, user)."""
 
-    __slots__ = ("active", "closing", "epoch", "generation", "idle", "opening", "opening_max", "paused",
-                 "serving", "shed", "size_max", "waiting")
+    __slots__ = (
+        "active",
+        "ages",
+        "closing",
+        "epoch",
+        "generation",
+        "idle",
+        "opening",
+        "opening_max",
+        "paused",
+        "serving",
+        "shed",
+        "size_max",
+        "waiting",
+    )
 
     def __init__(self, size_max: int, opening_max: int) -> None:
         self.size_max = size_max
@@ -57,6 +70,7 @@ class PoolCore(Generic[S]):
         self.shed = 0
         self.paused = False
         self.serving = True
+        self.ages = True  # lifetimes count; not while no successor could be had
 
     @property
     def total(self) -> int:
@@ -86,7 +100,7 @@ class PoolCore(Generic[S]):
     def usable(self, session: S, now: float) -> bool:
         """May this session serve anyone again?"""
         return (session.epoch == self.epoch and session.generation == self.generation
-                and now < session.expires_at and self.serving)
+                and (now < session.expires_at or not self.ages) and self.serving)
 
     def give(self, session: S, now: float) -> bool:
         """A clean session (returned, or new) goes to the oldest live waiter, or becomes idle.

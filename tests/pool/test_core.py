@@ -126,6 +126,19 @@ def test_a_session_of_another_epoch_or_generation_or_past_its_time_serves_nobody
         assert waiter.ticket.waiting
 
 
+def test_no_session_ends_by_age_while_no_successor_could_be_had() -> None:
+    core, (session,) = core_with(1)
+    session.expires_at = 5.0
+    core.ages = False
+    holder = started()
+    assert core.request(holder.ticket) is session
+    holder.ticket.release()
+    assert core.give(session, 6.0)
+    core.ages = True
+    assert core.request(started().ticket) is session
+    assert not core.give(session, 6.0)
+
+
 def test_100_000_cancels_at_the_very_instant_of_the_grant_lose_and_double_nothing() -> None:
     random = Random(20_261_130)
     core, sessions = core_with(2)
