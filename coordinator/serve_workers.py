@@ -212,7 +212,21 @@ class _Peer:
             raise LinkRefused(outcome.code, outcome.detail)
         if outcome.given_back is not None:
             self._server.drop(local, db, outcome.given_back)
+        else:
+            await self._give_back_without_receipt(local, db, args["request_id"])
         return {}
+
+    async def _give_back_without_receipt(self, local: Local, db: str, request_id: str) -> None:
+        """A worker paused past its lease gives up what it had been granted: the receipt went with the lease,
+        and the slot stands. Raises LinkRefused: say it again."""
+        granted = local.requests.get(request_id)
+        if granted is None or granted[0] != db:
+            return
+        outcome = await self._ledger(db).apply(
+            Release(granted[1], Proof.UNUSED, Actor.OWNER, observer=local.boot_id))
+        if isinstance(outcome, Refused) and outcome.code != Code.GONE:
+            raise LinkRefused(outcome.code, outcome.detail)
+        self._server.drop(local, db, granted[1])
 
     async def connecting(self, args: Args) -> Args:
         return await self._command(args, Connecting(parse_permit(args["permit"])))

@@ -91,6 +91,24 @@ async def test_an_answer_that_is_on_its_way_over_this_link_keeps_its_slot_though
         await worker.call("connecting", db=DB, permit=permit)
 
 
+@pytest.mark.parametrize("hello_first", [True, False])
+async def test_a_grant_that_a_paused_worker_gives_up_is_free_though_its_receipt_went_with_the_lease(
+    tmp_path: Path, clock: MockClock, hello_first: bool
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        await reserve(worker, request_id="r")
+        on.expire("A")
+        await on.reconcile()
+        assert list((await on.states()).values()) == ["SESSION_UNKNOWN"]
+        if hello_first:
+            await hello(worker, "r")
+        await worker.call("void", db=DB, request_id="r")
+        assert await on.states() == {}
+        await hello(worker)
+        await reserve(worker)
+        assert len(await on.states()) == 1
+
+
 async def test_a_wait_whose_first_try_landed_unheard_leaves_no_slot_behind_a_lost_lease(
     tmp_path: Path, clock: MockClock
 ) -> None:
