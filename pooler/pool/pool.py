@@ -109,9 +109,10 @@ class Pool:
         session = self.core.request(ticket)
         self.assignments += 1
         if session is None:
-            if self.growth.refusal(monotonic()) is not None:
+            if self.growth.last_error is not None and self.growth.refusal(monotonic()) is not None:
                 self.core.withdraw(ticket, TicketState.REJECTED)
-            self.grow()
+            if self.core.opening < self.core.opening_max:  # else as many are on their way as may be
+                self.grow()
         return session
 
     @property

@@ -25,7 +25,7 @@ EVENTS_MAX = 256
 # its epoll again, waiting up to a millisecond for the next ones, and lets trio have its turn after a bounded
 # time: what other tasks wait for may be that much late, never more.
 LINGER_SECONDS = 0.001
-TURN_SECONDS_MAX = 0.002
+TURN_SECONDS_MAX = 0.005
 
 log = structlog.get_logger()
 
