@@ -24,7 +24,7 @@ BOUNDS_SECONDS = (
 
 
 class Histogram:
-    """Counts per bucket of a duration."""
+    """Counts per bucket of a duration, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum_seconds")
 
@@ -37,6 +37,11 @@ class Histogram:
         """Count one duration; a bound belongs to its own bucket (`le`)."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.sum_seconds += seconds
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
 
     def value(self) -> HistogramValue:
         """What was counted so far."""

@@ -144,10 +144,10 @@ class PoolCore(Generic[S]):
 
     def openings_wanted(self) -> int:
         """How many more sessions to start opening now; the caller counts them in `opening`."""
-        if self.blocked:
+        wanted = min(len(self.waiting), self.opening_max) - self.opening
+        if wanted <= 0 or self.blocked:
             return 0
-        unserved = len(self.waiting) - self.opening
-        return max(0, min(unserved, self.opening_max - self.opening, self.size_max - self.total))
+        return max(0, min(wanted, self.size_max - self.total))
 
     def count_waiting(self) -> int:
         """Who waits now."""

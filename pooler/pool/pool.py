@@ -78,11 +78,12 @@ class Pool:
         self.clients: set[ClientConn] = set()
         self.received_bytes = self.sent_bytes = self.logins = 0
         self.client_parses = self.server_parses = self.binds = 0
-        self.transactions = self.queries = self.errors = self.assignments = 0
-        self.transaction_seconds = self.query_seconds = self.wait_seconds = 0.0
+        self.queries = self.errors = self.assignments = 0
+        self.query_seconds = 0.0
         self.sessions_opened = self.sessions_closed = self.sessions_lost = 0
-        self.waits = Histogram()
+        self.waits = Histogram()  # of tickets that were granted after waiting
         self.transaction_times = Histogram()
+        self.waited, self.transaction_counted = self.waits.observe, self.transaction_times.observe
         self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
         self.growth = Growth(self)
@@ -125,16 +126,10 @@ class Pool:
         if server.retire or not self.core.give(server, now):
             self.retire(server, server.retire or RETIRED)
 
-    def waited(self, seconds: float) -> None:
-        """A ticket that had to wait was granted."""
-        self.wait_seconds += seconds
-        self.waits.observe(seconds)
-
-    def transaction_counted(self, seconds: float) -> None:
-        """A transaction ended."""
-        self.transactions += 1
-        self.transaction_seconds += seconds
-        self.transaction_times.observe(seconds)
+    @property
+    def transactions(self) -> int:
+        """How many ended."""
+        return self.transaction_times.count
 
     def next_ticket(self) -> int:
         """A number for the session table."""

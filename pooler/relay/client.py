@@ -37,7 +37,7 @@ class ClientConn:
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
         "dropping", "fd", "fitting", "holds", "last_sent", "missing", "out", "parameters", "pool", "proven",
         "reactor", "recv", "requested_at", "send", "server", "skip", "skip_to_sync", "sock", "statements",
-        "tail", "ticket", "who",
+        "tail", "ticket", "unsent", "who",
     )
 
     def __init__(
@@ -64,7 +64,8 @@ class ClientConn:
         self.tail: bytes | None = None  # of a query that passes in pieces: what the next piece follows
         self.proven = False  # a server has taken its parameters
         self.fitting = False  # has a session that does not have its parameters yet: nothing was sent to it
-        self.out: bytearray | None = None
+        self.unsent = b""  # goes out at the end of the reactor's batch
+        self.out: bytearray | None = None  # what the client could not take yet
         self.closing = False
         self.last_sent = b""
         self.connected_at = self.requested_at = monotonic()
@@ -79,7 +80,20 @@ class ClientConn:
     # ---- towards the client
 
     def deliver(self, data: bytes) -> None:
+        """Send at the end of the reactor's batch.
+
+        Sessions are given their next work first. And a process that has many connections is woken once for
+        the answers of a batch, not once for each: that costs it, and a machine it shares with us, less.
+        """
+        if self.unsent:
+            self.unsent += data
+        else:
+            self.unsent = data
+            self.reactor.at_end(self._send_unsent)
+
+    def _send_unsent(self) -> None:
         """Send, or keep what the client cannot take yet and stop reading its server."""
+        data, self.unsent = self.unsent, b""
         if self.out:
             self.out += data
             if self.server is not None:
@@ -218,7 +232,8 @@ class ClientConn:
         """A waiting ticket got its session (called by whoever gave it back)."""
         now = monotonic()
         self.pool.waited(now - self.requested_at)
-        self.pause(False)
+        if self._paused:
+            self.pause(False)
         data, self.buffer = self.buffer, b""
         self._resume(self._bind(server, now, data))
 
@@ -351,6 +366,8 @@ class ClientConn:
 
     def close(self) -> None:
         """Forget the client and close its socket."""
+        if self.unsent:
+            self._send_unsent()
         if self.closing:
             return
         self.closing = True

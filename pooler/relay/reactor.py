@@ -20,7 +20,7 @@ READ = select.EPOLLIN | select.EPOLLRDHUP
 QUIET = select.EPOLLRDHUP  # nothing is read, but a peer that leaves is noticed
 WRITE = select.EPOLLOUT
 GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-EVENTS_MAX = 256
+EVENTS_MAX = 64  # of a batch: what is put off to its end waits a millisecond at most
 # A turn of trio's own loop costs as much as several messages. So while messages keep coming the reactor asks
 # its epoll again, waiting up to a millisecond for the next ones, and lets trio have its turn after a bounded
 # time: what other tasks wait for may be that much late, never more.
@@ -36,6 +36,8 @@ class Reactor:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._in_batch = False
+        self._ends: list[Callable[[], None]] = []
         self.turns = 0
         self.faults = 0
 
@@ -53,6 +55,13 @@ class Reactor:
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call it behind the events of this batch; at once if none is being handled."""
+        if self._in_batch:
+            self._ends.append(call)
+        else:
+            call()
+
     async def run(self) -> None:
         """Serve until cancelled."""
         fileno = self._epoll.fileno()
@@ -64,32 +73,39 @@ class Reactor:
             self._epoll.close()
 
     def _turn(self) -> None:
-        handlers = self._handlers
+        handlers, ends = self._handlers, self._ends
         poll = self._epoll.poll
         end = monotonic() + TURN_SECONDS_MAX
         wait_seconds = 0.0
         while events := poll(wait_seconds, EVENTS_MAX):
             self.turns += 1
+            self._in_batch = True
             for fd, mask in events:
                 handler = handlers.get(fd)  # an earlier event of this batch may have removed it
                 if handler is not None:
                     try:
                         handler(mask)
                     except Exception:  # noqa: BLE001 - see _fault
-                        self._fault(fd)
+                        self.remove(fd)
+                        self._fault(handler)
+            self._in_batch = False
+            for call in ends:
+                try:
+                    call()
+                except Exception:  # noqa: BLE001 - see _fault
+                    self._fault(call)
+            ends.clear()
             if monotonic() >= end:
                 return
             wait_seconds = LINGER_SECONDS
 
-    def _fault(self, fd: int) -> None:
+    def _fault(self, call: Callable[..., None]) -> None:
         # our own bug in one connection must not take the others down; it is loud and counted
         self.faults += 1
-        log.exception(Event.SOMETHING_FAILED, where="relay", fd=fd)
-        handler = self._handlers.get(fd)
-        self.remove(fd)
-        owner = getattr(handler, "__self__", None)
+        owner = getattr(call, "__self__", None)
+        log.exception(Event.SOMETHING_FAILED, where="relay", what=type(owner).__name__)
         if owner is not None:
             try:
                 owner.fault()
             except Exception:
-                log.exception(Event.SOMETHING_FAILED, where="relay, ending a connection", fd=fd)
+                log.exception(Event.SOMETHING_FAILED, where="relay, ending a connection")

@@ -32,7 +32,7 @@ RECV_BYTES = 65_536
 RETIRED = "its time is over, or others wait for its permit"
 _length_at = Struct(">I").unpack_from
 
-IDLE, IN_TRANSACTION, FAILED = 0x49, 0x54, 0x45  # ReadyForQuery's I, T, E
+IDLE = 0x49  # ReadyForQuery's I
 READY, ERROR, STATUS, COMPLETE = 0x5A, 0x45, 0x53, 0x43
 
 
@@ -71,20 +71,18 @@ class ServerConn:
         self.skip = 0
         self.held = b""
         self.out = bytearray()
-        self.own = 0
-        self.own_at = 0.0
+        self.own, self.own_at = 0, 0.0  # queries of the pooler's own that are unanswered, since when
         self.own_answered = False
         self.own_error = b""
         self.own_done: Any = None
         self.residue = 0
         self.cancels = 0
         self.retire = ""
-        self.closing = False
+        self.closing = self._paused = False
         self.fatal = b""
         self.generation = 0
         self.connected_at = self.idle_since = self.last_used = self.started_at = self.query_at = monotonic()
         self.expires_at = float("inf")
-        self._paused = False
 
     # ---- towards the server
 
@@ -283,9 +281,10 @@ class ServerConn:
             else:
                 self.client = None
                 client.detached(now)
-                if self.row is not None:
+                given = pool.core.give(self, now)
+                if self.client is None and self.row is not None:  # else it says already whose it is now
                     self.row.idle()
-                if not pool.core.give(self, now):
+                if not given:
                     pool.retire(self, RETIRED)
         elif pool.is_statement_mode and not client.skip:
             client.break_off("08P01", "transaction blocks not allowed in statement pooling mode")
@@ -311,7 +310,7 @@ class ServerConn:
         self.client = None
         self.pause(False)
         self.cut = bool(self.out or client.skip)
-        if self.owed or self.skip or self.held or self.cut or self.unsynced or self.own:
+        if self.owed or self.skip or self.held or self.cut or self.unsynced or self.own or self.closing:
             self.give_up("its client left in the middle of something")
             return
         if client.holds:
@@ -387,9 +386,12 @@ class ServerConn:
             self.pool.retire(self, reason)
 
     def fault(self) -> None:
-        """The reactor found a bug of ours in this connection."""
+        """The reactor found a bug of ours in this connection: what was answered is not known."""
+        client, self.client = self.client, None
         self.closing = False
         self.give_up("internal error")
+        if client is not None:
+            client.break_off("XX000", "internal error in the pooler")
 
     def close_down(self) -> None:
         """Out of the reactor: from here on the socket is its closer's."""

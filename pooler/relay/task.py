@@ -98,6 +98,8 @@ class TaskClient:
         self.parameters = server.parameters
         server.client = self
         server.started_at = monotonic()
+        if server.row is not None:
+            server.row.idle()  # no ticket of a client's has it
         self._changed.set()
 
     def _refuse(self, error: Exception) -> None:

@@ -211,8 +211,8 @@ def pool_totals(pool: Pool) -> s.Totals:
     return s.Totals(
         server_assignments=pool.assignments, transactions=pool.transactions, queries=pool.queries,
         received_bytes=pool.received_bytes, sent_bytes=pool.sent_bytes,
-        transaction_us=int(pool.transaction_seconds * 1e6), query_us=int(pool.query_seconds * 1e6),
-        wait_us=int(pool.wait_seconds * 1e6), client_logins=pool.logins,
+        transaction_us=int(pool.transaction_times.sum_seconds * 1e6), query_us=int(pool.query_seconds * 1e6),
+        wait_us=int(pool.waits.sum_seconds * 1e6), client_logins=pool.logins,
         client_parses=pool.client_parses, server_parses=pool.server_parses, binds=pool.binds)
 
 
