@@ -26,6 +26,7 @@ from coordinator.link import Args, Link, LinkLost
 from coordinator.session_table import SessionTable
 from pooler.errors import UsageFault
 from pooler.net.client_count import ClientCount
+from pooler.net.gate import GateRules
 from pooler.net.listener import Acceptor, adopt
 from pooler.net.login import Door, ProxyRule
 from pooler.net.proxy_protocol import PeerAddress
@@ -159,11 +160,12 @@ class Worker:
     def _door(self, service: str | None, peer: PeerAddress) -> Door:
         settings = self.settings
         must = settings.fleet.listen_proxy if service is None else self._is_proxy(peer)
-        return Door(
+        gate = GateRules(
             auth_type=AuthType(settings.auth.type), find_user=self._find_user,
             unknown_method=Method.SCRAM if self.userlist is None else self.userlist.usual_method,
-            database_exists=lambda name: settings.database_for(name, service) is not None,
-            mock_key=self._mock_key, derived=self._derived,
+            mock_key=self._mock_key, derived=self._derived)
+        return Door(
+            gate=gate, database_exists=lambda name: settings.database_for(name, service) is not None,
             proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN,
             console_users=frozenset((*settings.admin.users, *settings.admin.stats_users)))
 

@@ -13,6 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pooler.errors import LoginRefused, PoolerError, ProtocolViolation
+from pooler.net.gate import GateRules
 from pooler.net.login import Door, LoggedIn, ProxyRule, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import PeerGone, RawSocket
@@ -38,8 +39,13 @@ async def find_user(user: str, _database: str) -> Secret | None:
 
 
 DOOR = Door(
-    auth_type=AuthType.SCRAM, find_user=find_user, database_exists=lambda name: name == "db",
-    mock_key=b"mock", console_users=frozenset({"admin"}))
+    gate=GateRules(auth_type=AuthType.SCRAM, find_user=find_user, mock_key=b"mock"),
+    database_exists=lambda name: name == "db", console_users=frozenset({"admin"}))
+
+
+def door_with(**rules: Any) -> Door:
+    """DOOR with other rules of its gate."""
+    return replace(DOOR, gate=replace(DOOR.gate, **rules))
 
 
 class Verdict:
@@ -120,7 +126,7 @@ WAYS: list[tuple[AuthType, str, Answer]] = [
 async def test_the_right_password_logs_in_and_is_owed_its_ok(
     kind: AuthType, user: str, answer: Answer
 ) -> None:
-    async with client_at(replace(DOOR, auth_type=kind)) as (peer, verdict):
+    async with client_at(door_with(auth_type=kind)) as (peer, verdict):
         await peer.send(hello(user, application_name="app", options="-c a=b"))
         await answer(peer, b"pw")
         got = await verdict.logged_in()
@@ -132,7 +138,7 @@ async def test_the_right_password_logs_in_and_is_owed_its_ok(
 
 @pytest.mark.parametrize(("kind", "user", "answer"), WAYS)
 async def test_a_wrong_password_is_refused_by_name_only(kind: AuthType, user: str, answer: Answer) -> None:
-    async with client_at(replace(DOOR, auth_type=kind)) as (peer, verdict):
+    async with client_at(door_with(auth_type=kind)) as (peer, verdict):
         await peer.send(hello(user))
         await answer(peer, b"wrong")
         error = await verdict.failed(LoginRefused, "28P01")
@@ -141,8 +147,8 @@ async def test_a_wrong_password_is_refused_by_name_only(kind: AuthType, user: st
 
 @pytest.mark.parametrize(("door", "answer"), [
     (DOOR, answer_scram),
-    (replace(DOOR, auth_type=AuthType.MD5, unknown_method=Method.MD5), answer_md5),
-    (replace(DOOR, auth_type=AuthType.PASSWORD), answer_cleartext),
+    (door_with(auth_type=AuthType.MD5, unknown_method=Method.MD5), answer_md5),
+    (door_with(auth_type=AuthType.PASSWORD), answer_cleartext),
 ])
 @pytest.mark.parametrize("user", ["nobody", "empty"])
 async def test_a_user_that_does_not_exist_fails_as_a_wrong_password_does(
@@ -169,7 +175,7 @@ async def test_every_failure_costs_one_derivation_of_a_key(
         return real(password, salt, iterations)
 
     monkeypatch.setattr(Verifier, "derive", counted)
-    door = replace(DOOR, auth_type=kind, derived={})
+    door = door_with(auth_type=kind, derived={})
     for _ in range(2):  # a plain password's key is remembered: the second failure must cost the same
         spent.clear()
         async with client_at(door) as (peer, verdict):
@@ -200,7 +206,7 @@ async def test_a_clients_proof_gives_what_logs_in_to_the_server() -> None:
         assert secret.keys is not None
         assert hashlib.sha256(secret.keys.client_key).digest() == VERIFIER.stored_key
         assert secret.plain is None
-    async with client_at(replace(DOOR, auth_type=AuthType.PASSWORD)) as (peer, verdict):
+    async with client_at(door_with(auth_type=AuthType.PASSWORD)) as (peer, verdict):
         await peer.send(hello("scram"))
         await answer_cleartext(peer, b"pw")
         got = await verdict.logged_in()
@@ -216,7 +222,7 @@ async def test_long_passwords_log_in(size: int) -> None:
         return Secret(plain=password)
 
     for kind, answer in ((AuthType.PASSWORD, answer_cleartext), (AuthType.SCRAM, answer_scram)):
-        async with client_at(replace(DOOR, auth_type=kind, find_user=find, derived={})) as (peer, verdict):
+        async with client_at(door_with(auth_type=kind, find_user=find, derived={})) as (peer, verdict):
             await peer.send(hello("token"))
             await answer(peer, password)
             await verdict.logged_in()
@@ -241,7 +247,7 @@ async def test_the_console_is_for_its_users(user: str, allowed: bool) -> None:
 
 
 async def test_trust_says_ok_at_once_and_still_wants_a_known_user() -> None:
-    door = replace(DOOR, auth_type=AuthType.TRUST)
+    door = door_with(auth_type=AuthType.TRUST)
     for user in ("plain", "nobody"):
         async with client_at(door) as (peer, verdict):
             await peer.send(hello(user))
@@ -253,7 +259,7 @@ async def test_trust_says_ok_at_once_and_still_wants_a_known_user() -> None:
 
 
 async def test_one_byte_at_a_time_and_what_follows_is_kept() -> None:
-    async with client_at(replace(DOOR, auth_type=AuthType.PASSWORD)) as (peer, verdict):
+    async with client_at(door_with(auth_type=AuthType.PASSWORD)) as (peer, verdict):
         for packet, reply in ((messages.GSSENC_REQUEST, b"N"), (messages.SSL_REQUEST, b"N"),
                               (hello("plain", replication="database"), messages.AUTHENTICATION_CLEARTEXT)):
             for byte in packet:
@@ -288,7 +294,7 @@ async def test_a_cancel_is_taken_whatever_follows_it(more: bytes) -> None:
 
 @pytest.mark.parametrize("minor", [3, 9999])
 async def test_a_newer_protocol_is_negotiated_before_the_login(minor: int) -> None:
-    async with client_at(replace(DOOR, auth_type=AuthType.PASSWORD)) as (peer, verdict):
+    async with client_at(door_with(auth_type=AuthType.PASSWORD)) as (peer, verdict):
         await peer.send(messages.startup({"user": "plain", "database": "db", "_pq_.foo": "1"}, minor=minor))
         assert await peer.frame() == (b"v", b"\0\x03\0\x02\0\0\0\x01_pq_.foo\0")
         await answer_cleartext(peer, b"pw")
@@ -333,7 +339,7 @@ async def test_a_malformed_answer_is_a_violation(data: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"pw", b"pw\0x", b"p\0w\0", b""])
 async def test_a_password_packet_of_the_wrong_size_is_a_violation(body: bytes) -> None:
-    async with client_at(replace(DOOR, auth_type=AuthType.PASSWORD)) as (peer, verdict):
+    async with client_at(door_with(auth_type=AuthType.PASSWORD)) as (peer, verdict):
         await peer.send(hello("plain"))
         await peer.frame()
         await peer.send(messages.message(b"p", body))
@@ -341,7 +347,7 @@ async def test_a_password_packet_of_the_wrong_size_is_a_violation(body: bytes) -
 
 
 async def test_a_proxy_header_gives_the_address_where_it_is_required() -> None:
-    door = replace(DOOR, auth_type=AuthType.TRUST, proxy=ProxyRule.REQUIRED)
+    door = replace(door_with(auth_type=AuthType.TRUST), proxy=ProxyRule.REQUIRED)
     for header, address in ((b"PROXY TCP4 192.0.2.1 192.0.2.2 77 88\r\n", PeerAddress("192.0.2.1", 77)),
                             (b"PROXY UNKNOWN\r\n", HERE)):
         async with client_at(door) as (peer, verdict):

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,6 +14,7 @@ import trio
 
 from pooler.demo.process import free_ports
 from pooler.errors import PoolerError
+from pooler.net.gate import GateRules
 from pooler.net.listener import Acceptor
 from pooler.net.login import Door, LoggedIn, ProxyRule, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
@@ -35,7 +37,13 @@ async def find_user(user: str, _database: str) -> Secret | None:
 
 
 PARAMETERS = [(b"server_version", b"18.1"), (b"client_encoding", b"UTF8")]
-DOOR = Door(AuthType.SCRAM, find_user, lambda name: name == "db", b"mock")
+DOOR = Door(GateRules(AuthType.SCRAM, find_user, b"mock"), lambda name: name == "db")
+
+
+def door_with(**rules: Any) -> Door:
+    """DOOR with other rules of its gate."""
+    return replace(DOOR, gate=replace(DOOR.gate, **rules))
+
 
 
 @dataclass
@@ -97,7 +105,7 @@ async def connect_in_thread(port: int, user: str, **more: str) -> tuple[int, str
     (AuthType.SCRAM, "plain"), (AuthType.SCRAM, "scram")])
 @pytest.mark.parametrize("encryption", ["disable", "prefer"])
 async def test_libpq_logs_in_by_every_method(kind: AuthType, user: str, encryption: str) -> None:
-    async with reception(replace(DOOR, auth_type=kind)) as (host, port):
+    async with reception(door_with(auth_type=kind)) as (host, port):
         got = await connect_in_thread(port, user, sslmode=encryption, options="-c geqo=off")
         assert got == (3 << 15, "18.1")
         assert (host.seen[0].user, host.seen[0].options) == (user, {"geqo": "off"})
@@ -106,7 +114,7 @@ async def test_libpq_logs_in_by_every_method(kind: AuthType, user: str, encrypti
 @pytest.mark.parametrize("kind", [AuthType.PASSWORD, AuthType.MD5, AuthType.SCRAM])
 @pytest.mark.parametrize("user", ["plain", "md5", "scram", "nobody"])
 async def test_libpq_is_told_of_a_wrong_password(kind: AuthType, user: str) -> None:
-    async with reception(replace(DOOR, auth_type=kind)) as (_, port):
+    async with reception(door_with(auth_type=kind)) as (_, port):
         with pytest.raises(psycopg.OperationalError, match=f'authentication failed for user "{user}"'):
             await connect_in_thread(port, user, password="wrong")
 
@@ -146,7 +154,7 @@ async def test_haproxys_check_finds_us_up_quietly_and_clients_keep_their_address
     async def find(user: str, _database: str) -> Secret | None:
         return users.get(user)
 
-    door = replace(DOOR, auth_type=kind, find_user=find, proxy=ProxyRule.REQUIRED)
+    door = replace(door_with(auth_type=kind, find_user=find), proxy=ProxyRule.REQUIRED)
     if kind is AuthType.TRUST:
         door = replace(door, database_exists=lambda name: name in ("db", "checker"))
     async with reception(door) as (host, port):

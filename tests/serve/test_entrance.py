@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from pooler.errors import FleetUnreachable
+from pooler.net.gate import GateRules
 from pooler.net.login import Door
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import RawSocket
@@ -24,8 +25,7 @@ async def _nobody(*_: Any) -> Any:
     return None
 
 
-DOOR = Door(
-    auth_type=AuthType("trust"), find_user=_nobody, database_exists=lambda _: False, mock_key=b"k" * 32)
+DOOR = Door(GateRules(AuthType("trust"), _nobody, b"k" * 32), database_exists=lambda _: False)
 
 
 def _entrance(cancel: Callable[[bytes], Awaitable[None]]) -> Entrance:
