@@ -7,6 +7,7 @@ it writes to the run directory before anything else and tells the coordinator un
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
 import time
@@ -99,7 +100,7 @@ class Supervisor:
                 nursery.start_soon(self._reporter.run)
                 nursery.start_soon(self._tell_systemd)
                 for place in self._places():
-                    await self._bring_up(place)
+                    nursery.start_soon(self._bring_up, place)
                 await self._stopped.wait()
                 nursery.cancel_scope.cancel()
         log.info(Event.FLEET_STOPPED, fleet=self._settings.fleet.name)
@@ -110,8 +111,8 @@ class Supervisor:
         return [self._coordinator, *self._workers]
 
     async def _bring_up(self, place: Place) -> None:
-        """Start it, again and again with back-off, until it stands or stays down."""
-        while place.current is None and not place.is_down and not self._stop_asked.is_set():
+        """Start it, again and again with back-off, until it stands."""
+        while place.current is None and not self._stop_asked.is_set():
             try:
                 process = self.start(place)
             except OSError as fault:
@@ -121,7 +122,10 @@ class Supervisor:
                 place.take_over(process)
 
     def start(self, place: Place) -> Process:
-        """A new process beside the current one. Raises OSError."""
+        """A new process beside the current one. Raises OSError, also once the fleet stops: the sockets that
+        it would inherit are let go then."""
+        if self._stop_asked.is_set():
+            raise OSError(errno.ESHUTDOWN, "the fleet is being stopped")
         boot_id = uuid.uuid4().hex
         of_worker = place.role == WORKER
         inherited = (self._sockets.descriptors_of_worker(place.index) if of_worker
@@ -138,7 +142,7 @@ class Supervisor:
         return process
 
     async def _attend(self, place: Place, process: Process) -> None:
-        self._nursery.start_soon(self._announce, process)
+        self._nursery.start_soon(self._announce, place, process)
         try:
             await process.run({
             "spec": partial(self._spec, place, process),
@@ -151,27 +155,30 @@ class Supervisor:
             await self._wait_after_death(place, trio.current_time() - process.started_at)
             await self._bring_up(place)
 
-    async def _announce(self, process: Process) -> None:
+    async def _announce(self, place: Place, process: Process) -> None:
         await process.settled.wait()
         if process.is_serving:
+            place.is_down = False
             log.info(Event.PROCESS_READY, process=process.name, pid=process.pid)
         self._reporter.spread_news()
 
     async def _wait_after_death(self, place: Place, lived_seconds: float) -> None:
         delay = place.deaths.died(trio.current_time(), lived_seconds)
-        if delay is None:
+        if place.deaths.too_often:
             place.is_down = True
             log.error(Event.PROCESS_KEPT_DOWN, process=place.name, last_exit=str(place.last_ending),
-                      hint="it died too often; `pooler fleet reload` tries again")
+                      deaths=place.deaths.total, next_try_seconds=delay,
+                      hint="it dies too often; `pooler fleet reload` tries again at once")
             self._reporter.spread_news()
-            return
         with trio.move_on_after(delay):
-            await self._stop_asked.wait()
+            await place.try_now.wait()
 
     async def _spec(self, place: Place, process: Process, args: Args) -> dict[str, Any]:
         if place.role == COORDINATOR:
             http = self._sockets.descriptors_of_coordinator()
             return {**coordinator_spec(self._settings), "http_fd": http[0] if http else None}
+        if self._stop_asked.is_set():
+            raise LinkRefused("stopping", "the fleet is being stopped")  # its sockets are let go
         return {
             "config": self._settings.to_wire(),
             "index": place.index,
@@ -273,10 +280,7 @@ class Supervisor:
         self._settings, self._waiting_changes = merge_reload(self._settings, fresh)
         problems = list(self._waiting_changes)
         for place in self._places():
-            place.deaths.forgive()
-            if place.is_down:
-                place.is_down = False
-                self._nursery.start_soon(self._bring_up, place)
+            place.hurry()
             for process in place.processes():
                 problems += await self._reload_child(process)
         notify_systemd("READY=1")
@@ -323,6 +327,8 @@ class Supervisor:
     def _ask_stop(self, *, drain_first: bool) -> None:
         if not self._stop_asked.is_set():
             self._stop_asked.set()
+            for place in self._places():
+                place.try_now.set()  # nothing is tried any more: let go who waits for the next try
             self._nursery.start_soon(self._shut_down, drain_first)
 
     async def _shut_down(self, drain_first: bool) -> None:

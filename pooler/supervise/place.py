@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import trio
+
 from pooler.supervise.backoff import Deaths
 from pooler.supervise.process import Ending, Process
 
@@ -22,7 +24,8 @@ class Place:
     current: Process | None = None
     others: list[Process] = field(default_factory=list)
     deaths: Deaths = field(default_factory=Deaths)
-    is_down: bool = False  # died too often: an operator must ask for another try
+    is_down: bool = False  # died too often, and has not served since
+    try_now: trio.Event = field(default_factory=trio.Event)  # set: the next try waits no longer
     last_ending: Ending | None = None
 
     @property
@@ -36,8 +39,14 @@ class Place:
         yield from self.others
 
     def is_settled(self) -> bool:
-        """Serving, or given up."""
+        """Serving, or down."""
         return self.is_down or (self.current is not None and self.current.is_serving)
+
+    def hurry(self) -> None:
+        """An operator asked for another try: the back-off is over and begins anew."""
+        self.deaths.forgive()
+        self.try_now.set()
+        self.try_now = trio.Event()
 
     def leave(self, process: Process) -> bool:
         """It ended. Returns whether it was the one that serves here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import trio
 from pooler.errors import PoolerError
 from pooler.observe.log import set_up_logging
 from pooler.settings import load
+from pooler.supervise import backoff
 from pooler.supervisor import Supervisor
 
 CHILD = Path(__file__).with_name("child.py")
@@ -24,6 +26,7 @@ def main() -> int:
     config = Path(sys.argv[1])
     settings = load(config)
     set_up_logging()
+    backoff.DOWN_RETRY_SECONDS = float(os.environ.get("DOWN_RETRY_SECONDS", backoff.DOWN_RETRY_SECONDS))
     try:
         trio.run(Supervisor(config, settings, argv_of).run)
     except PoolerError as fault:

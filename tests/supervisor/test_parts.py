@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pooler.settings import Address, Settings, load
-from pooler.supervise.backoff import DEATHS_MAX, Deaths
+from pooler.supervise.backoff import DEATHS_MAX, DOWN_RETRY_SECONDS, Deaths
 from pooler.supervise.exits import Boot, ExitFiles, how_it_is_gone
 from pooler.supervise.process import Ending
 from pooler.supervise.reloading import merge_reload
@@ -30,12 +30,24 @@ def test_back_off_doubles_from_100_ms_up_to_5_s() -> None:
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
-def test_five_deaths_within_a_minute_mean_staying_down_and_a_pardon_starts_anew() -> None:
+def test_after_five_deaths_within_a_minute_a_try_each_half_minute_goes_on_for_ever() -> None:
     deaths = Deaths()
     delays = [deaths.died(float(second), 0) for second in range(DEATHS_MAX)]
-    assert delays == [0.1, 0.2, 0.4, 0.8, None]
-    deaths.forgive()
-    assert deaths.died(5.0, 0) == 0.1
+    assert delays == [0.1, 0.2, 0.4, 0.8, DOWN_RETRY_SECONDS]
+    for number in range(1, 100):  # rarely enough for the window, and still too often
+        assert deaths.died(number * DOWN_RETRY_SECONDS, 1.0) == DOWN_RETRY_SECONDS
+        assert deaths.too_often
+
+
+@pytest.mark.parametrize("pardoned", [True, False])
+def test_a_pardon_or_a_long_life_ends_the_rare_tries(pardoned: bool) -> None:
+    deaths = Deaths()
+    for second in range(DEATHS_MAX):
+        deaths.died(float(second), 0)
+    if pardoned:
+        deaths.forgive()
+    assert deaths.died(200.0, 0 if pardoned else 190.0) == 0.1
+    assert not deaths.too_often
     assert deaths.total == 6
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from coordinator.link import LinkLost
 from pooler.demo.process import has_ended, started_at
 from tests.supervisor.conftest import FACT_SECONDS_MAX, SmallFleet
 
@@ -132,6 +133,21 @@ async def test_five_deaths_in_a_minute_keep_a_place_down_and_the_others_go_on(
     await small_fleet.saw("process_ready", process="worker 1")
 
 
+@pytest.mark.parametrize("name", ["coordinator", "worker 1"])
+async def test_what_died_too_often_comes_back_by_itself_once_its_fault_has_passed(
+    small_fleet: SmallFleet, name: str
+) -> None:
+    fault = small_fleet.folder / f"die-{name.replace(' ', '-')}"
+    fault.touch()
+    await small_fleet.up(DOWN_RETRY_SECONDS="0.5")
+    told = next(line for line in small_fleet.log if line["event"] == "process_kept_down")
+    assert (told["process"], told["level"], told["next_try_seconds"]) == (name, "error", 0.5)
+    await small_fleet.saw("process_kept_down", process=name)  # said at each death, not once
+    fault.unlink()
+    await small_fleet.saw("process_ready", process=name)
+    assert (await small_fleet.rows())[name]["state"] == "ready"
+
+
 async def test_a_port_in_use_is_one_clear_line_and_no_child_is_started(small_fleet: SmallFleet) -> None:
     with socket.create_server(("127.0.0.1", small_fleet.services + 1)):
         small_fleet.start()
@@ -216,6 +232,28 @@ async def test_a_rolling_restart_stops_at_a_worker_whose_clients_stay_and_names_
         assert started_at(pid), "the old worker serves its client on"
     gone = await small_fleet.saw("process_exited", pid=before["worker 0"]["pid"])
     assert gone["how"] == "exit code 0"
+
+
+async def test_a_rolling_restart_that_meets_a_stop_starts_no_further_worker(small_fleet: SmallFleet) -> None:
+    await small_fleet.up()
+    rolled: dict[str, object] = {}
+
+    async def roll() -> None:
+        try:
+            rolled.update(await small_fleet.command("restart_rolling", timeout_seconds=15))
+        except* LinkLost:
+            pass
+
+    async with trio.open_nursery() as nursery:
+        async with small_fleet.client(small_fleet.services):
+            nursery.start_soon(roll)
+            await small_fleet.saw("process_ready", process="worker 0")  # its replacement; the old one is held
+            os.kill(small_fleet.pid, signal.SIGTERM)
+            await small_fleet.saw("fleet_stopping")
+        await small_fleet.ended()
+    events = [line["event"] for line in small_fleet.log if "event" in line]
+    assert "process_started" not in events[events.index("fleet_stopping"):]
+    assert rolled.get("code", 1) == 1
 
 
 async def test_a_replacement_that_does_not_come_up_leaves_the_old_worker_serving(
