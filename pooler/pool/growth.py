@@ -43,7 +43,7 @@ class Growth:
         return self.last_error if self._permanent and now < self._retry_at else None
 
     def forget(self) -> None:
-        """Another backend serves now."""
+        """Another backend serves now, or an operator says so: what failed is tried again at once."""
         self.last_error, self._permanent = None, False
         self._retry_seconds = self._retry_at = 0.0
         self._forgotten.set()
@@ -81,6 +81,7 @@ class Growth:
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
             eof_is_proof=plan.eof_is_proof,
         )
+        generation = self._pool.core.generation
         try:
             opened = await open_session(self._pool.parts.permits, ask)
         except NoPermit as refused:
@@ -91,7 +92,9 @@ class Growth:
             self._back_off(failed, isinstance(failed, DialFailed) and failed.is_permanent)
             return None
         self.forget()
-        return self._pool.adopt(opened)
+        server = self._pool.adopt(opened)
+        server.generation = generation  # of when its login began: a RECONNECT meanwhile means it, too
+        return server
 
     def _back_off(self, error: PoolerError, permanent: bool) -> None:
         """Temporary failures: 250 ms doubling to server_login_retry; permanent ones: that pause at once."""

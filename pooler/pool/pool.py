@@ -269,8 +269,9 @@ class Pool:
         self.wake()
 
     def reconnect(self) -> None:
-        """Every session of now is closed as it falls idle."""
+        """Every session of now is closed as it falls idle; a server that refused us is asked again at once."""
         self.core.generation += 1
+        self.growth.forget()
         self._drop_unusable()
         self.grow()
 

@@ -13,6 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pooler.errors import BackendLost, NotServing, WaitEnded
+from pooler.net.dial import DialFailed, Outcome
 from pooler.pool import growth
 from pooler.pool.opener import OpenSession
 from pooler.pool.pool import Pool
@@ -241,3 +242,45 @@ async def test_another_backend_is_tried_at_once_however_long_the_last_one_failed
         run.pool.growth.forget()
         await done.wait()
         assert trio.current_time() == began
+
+
+async def test_a_reconnect_ends_the_pause_after_a_login_that_was_refused_for_good(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running(monkeypatch) as run:
+        async def refused(*_: Any) -> OpenSession:
+            raise DialFailed(Outcome.ENDED, "password authentication failed", code="28P01")
+
+        monkeypatch.setattr(growth, "open_session", refused)
+        with pytest.raises(DialFailed):
+            await work(run.pool)
+        monkeypatch.setattr(growth, "open_session", run.open_session)
+        with pytest.raises(DialFailed):  # the server is left alone for server_login_retry
+            await work(run.pool)
+        run.pool.reconnect()
+        began = trio.current_time()
+        assert await work(run.pool) == 1
+        assert trio.current_time() == began
+
+
+async def test_a_session_whose_login_began_before_a_reconnect_serves_nobody(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running(monkeypatch) as run:
+        logging_in, logged_in = trio.Event(), trio.Event()
+
+        async def slow(*_: Any) -> OpenSession:
+            opened = await run.open_session()
+            monkeypatch.setattr(growth, "open_session", run.open_session)
+            logging_in.set()
+            await logged_in.wait()
+            return opened
+
+        monkeypatch.setattr(growth, "open_session", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, run.pool)
+            await logging_in.wait()
+            run.pool.reconnect()
+            logged_in.set()
+        await wait_all_tasks_blocked()
+        assert [mini.ended for mini in run.minis] == [True, False]
