@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from pooler.errors import UsageFault
 from pooler.settings_checks import faults_across
 from pooler.settings_host import host_name, machine_id
+from pooler.settings_inert import inert_settings
 from pooler.settings_models import Settings
 
 CONFIG_PLACES = (Path("pooler.yaml"), Path("/etc/pooler/pooler.yaml"))
@@ -104,7 +105,7 @@ def warnings_of(settings: Settings) -> list[str]:
         found.append(f"http.listen is {settings.http.listen} without http.token: anybody there can read it")
     if settings.auth.type == "trust":
         found.append("auth.type is trust: any client may log in as any user")
-    return found
+    return found + inert_settings(settings)
 
 
 def coordinator_spec(settings: Settings) -> dict[str, Any]:

@@ -177,10 +177,13 @@ class PoolSettings(Strict):
     track_extra_parameters: Strings = ("IntervalStyle",)
     ignore_startup_parameters: Strings = ()
     pkt_buf_bytes: Bytes = Field(65_536, alias="pkt_buf", ge=4096, le=16 * 1024 * 1024)
+    # of TCP connections to clients and servers, within what Linux takes (tcp(7)); 0: the system's own value,
+    # and to servers 60 s, 10 s and 6 probes, for nobody else notices a server that vanished
     tcp_keepalive: bool = True
-    tcp_keepcnt: Count = 0
-    tcp_keepidle_seconds: Seconds = Field(0.0, alias="tcp_keepidle")
-    tcp_keepintvl_seconds: Seconds = Field(0.0, alias="tcp_keepintvl")
+    tcp_keepcnt: int = Field(0, ge=0, le=127)
+    tcp_keepidle_seconds: Seconds = Field(0.0, alias="tcp_keepidle", le=32_767)
+    tcp_keepintvl_seconds: Seconds = Field(0.0, alias="tcp_keepintvl", le=32_767)
+    tcp_user_timeout_seconds: Seconds = Field(0.0, alias="tcp_user_timeout", le=86_400)
 
 
 class TenantMatch(Strict):

@@ -24,12 +24,13 @@ import trio
 
 from coordinator.link import Args, Link, LinkLost
 from coordinator.session_table import SessionTable
-from pooler.errors import UsageFault
+from pooler.errors import PoolerError, UsageFault
 from pooler.net.client_count import ClientCount
 from pooler.net.gate import GateRules
 from pooler.net.listener import Acceptor, adopt
 from pooler.net.login import Door, ProxyRule
 from pooler.net.proxy_protocol import PeerAddress
+from pooler.net.stream import KeepAlive
 from pooler.net.userlist import Userlist, read_userlist
 from pooler.observe.events import Event
 from pooler.observe.http import serve_http
@@ -38,6 +39,7 @@ from pooler.pool import janitor
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
 from pooler.pool.permits import Permits
+from pooler.pool.plan import keepalive_of
 from pooler.pool.pool import Parts
 from pooler.relay.reactor import Reactor
 from pooler.serve.agent import serve_agent
@@ -125,7 +127,8 @@ class Worker:
         doors += [(name, [adopt(fd)]) for name, fd in self.spec["services"].items()]
         for service, sockets in doors:
             handle = self.entrance.handler(service, partial(self._door, service))
-            acceptor = Acceptor(sockets, handle, in_flight_max=LOGINS_IN_FLIGHT_MAX)
+            acceptor = Acceptor(
+                sockets, handle, in_flight_max=LOGINS_IN_FLIGHT_MAX, keepalive=_of_clients(self.settings))
             self.acceptors.append(acceptor)
             logins.start_soon(acceptor.run)
 
@@ -180,7 +183,7 @@ class Worker:
         return Secret(plain=b"") if self.settings.auth.type == "trust" else None
 
     def _client_closed(self, client: Any) -> None:
-        self.registry.clients.pop(client.cancel_key, None)
+        self.registry.left(client)
         self.count.leave()
 
     async def _console(self, raw: Any, asked: Any) -> None:
@@ -227,6 +230,8 @@ class Worker:
             problems = str(fault).splitlines()
         self.settings = self.registry.settings = settings
         self.registry.apply_settings()
+        for acceptor in self.acceptors:
+            acceptor.keepalive = _of_clients(settings)
         return {"problems": problems}
 
     async def status(self, args: Args) -> Args:
@@ -254,6 +259,10 @@ def _userlist_of(settings: Settings) -> Userlist | None:
     return read_userlist(settings.auth.file) if settings.auth.file is not None else None
 
 
+def _of_clients(settings: Settings) -> KeepAlive:
+    return keepalive_of(settings.pool, KeepAlive(0, 0, 0))
+
+
 def _mock_key(run_dir: Path) -> bytes:
     """A secret of this fleet that lasts: unknown users get the same salt from every worker at any time."""
     path, beside = run_dir / "mock.key", run_dir / f".mock.key.{os.getpid()}"
@@ -265,8 +274,8 @@ def _mock_key(run_dir: Path) -> bytes:
     return path.read_bytes()
 
 
-async def run(link_fd: int) -> None:
-    """Be a worker until the supervisor says stop, or is gone."""
+async def run(link_fd: int) -> int:
+    """Be a worker until the supervisor says stop, or is gone. The exit code: not 0 if it could not start."""
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd)))
     handlers: dict[str, Any] = {}
     link = Link(stream, handlers)
@@ -277,12 +286,16 @@ async def run(link_fd: int) -> None:
             spec = await link.call("spec")
         except LinkLost:
             base.cancel_scope.cancel()
-            return
+            return 0
         settings = Settings.from_wire(spec["config"])
         set_up_logging(settings.log.format, settings.log.level, queries=settings.log.queries)
         structlog.contextvars.bind_contextvars(worker=spec["index"])
         async with trio.open_nursery() as sessions:
-            worker = Worker(settings, spec, link, sessions)
+            try:
+                worker = Worker(settings, spec, link, sessions)
+            except (PoolerError, OSError) as fault:
+                base.cancel_scope.cancel()
+                return _cannot_start(fault)
             handlers.update(drain=worker.drain, stop=worker.stop, reload=worker.reload, status=worker.status)
             worker.start(base, sessions)
             await _serve(worker, link, sessions)
@@ -290,6 +303,14 @@ async def run(link_fd: int) -> None:
         with trio.move_on_after(SETTLE_SECONDS_MAX):
             await worker.permits.settled()
         base.cancel_scope.cancel()
+    return 0
+
+
+def _cannot_start(fault: PoolerError | OSError) -> int:
+    """Say in one line why, and what to do; the exit code."""
+    log.error(Event.SOMETHING_FAILED, what="the worker cannot start", why="; ".join(str(fault).splitlines()),
+              hint="mend it; the supervisor tries again by itself, and at once after `pooler fleet reload`")
+    return fault.exit_code if isinstance(fault, PoolerError) else 1
 
 
 async def _serve(worker: Worker, link: Link, sessions: trio.Nursery) -> None:
@@ -320,8 +341,7 @@ def main() -> int:
     """The entry point."""
     parser = argparse.ArgumentParser(prog="pooler.worker")
     parser.add_argument("--link-fd", type=int, required=True)
-    trio.run(run, parser.parse_args().link_fd)
-    return 0
+    return trio.run(run, parser.parse_args().link_fd)
 
 
 if __name__ == "__main__":

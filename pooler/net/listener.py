@@ -62,7 +62,7 @@ class Acceptor:
         self._listeners = list(listeners)
         self._handle = handle
         self._in_flight_max = in_flight_max
-        self._keepalive = keepalive
+        self.keepalive = keepalive  # of the connections from here on
         self._accepting = trio.CancelScope()
         self._room = trio.Event()
         self.in_flight = 0
@@ -110,7 +110,7 @@ class Acceptor:
 
     def _start(self, sock: socket.socket, address: object, logins: trio.Nursery) -> None:
         try:
-            raw = RawSocket(sock, keepalive=self._keepalive)
+            raw = RawSocket(sock, keepalive=self.keepalive)
         except OSError:
             sock.close()  # reset before we could set an option
             return

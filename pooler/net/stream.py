@@ -27,11 +27,15 @@ class PeerGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """TCP keepalive, in seconds of silence, seconds between probes, and probes."""
+    """How a peer that vanished is noticed (tcp(7)): seconds of silence before the first probe, seconds
+    between probes, probes without an answer, and how long what was sent may stay unacknowledged. 0: the
+    system's own value. `is_probing` false: no probes."""
 
     idle_seconds: int = 60
     interval_seconds: int = 10
     probes: int = 6
+    user_timeout_ms: int = 0
+    is_probing: bool = True
 
 
 class RawSocket:
@@ -145,10 +149,13 @@ def ended_in_order(sock: socket.socket) -> bool:
 
 
 def _set_keepalive(sock: socket.socket, keepalive: KeepAlive) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, keepalive.idle_seconds)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, keepalive.interval_seconds)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, keepalive.probes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, keepalive.is_probing)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, keepalive.idle_seconds), (socket.TCP_KEEPINTVL, keepalive.interval_seconds),
+        (socket.TCP_KEEPCNT, keepalive.probes), (socket.TCP_USER_TIMEOUT, keepalive.user_timeout_ms),
+    ):
+        if value:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _reason(fault: OSError) -> str:

@@ -79,7 +79,7 @@ class Growth:
             db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=plan.size_max,
             wait_seconds=RESERVE_WAIT_SECONDS,
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
-            eof_is_proof=plan.eof_is_proof,
+            keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
         )
         generation = self._pool.core.generation
         try:

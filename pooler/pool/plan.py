@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
+from pooler.net.stream import KeepAlive
 from pooler.settings import DatabaseSettings, PoolMode, PoolSettings, Settings
 from pooler.wire.auth import ServerSecret
 
@@ -24,6 +26,21 @@ class PoolPlan:
     server_lifetime_seconds: float
     settings: PoolSettings
     eof_is_proof: bool | None = None  # None: where nothing is seen to stand between
+
+    @property
+    def keepalive(self) -> KeepAlive:
+        """Of its TCP connections to the server."""
+        return keepalive_of(self.settings, KeepAlive())
+
+
+def keepalive_of(settings: PoolSettings, unset: KeepAlive) -> KeepAlive:
+    """The tcp_* settings in whole units, rounded up; what is 0 is as in `unset`."""
+    return KeepAlive(
+        idle_seconds=ceil(settings.tcp_keepidle_seconds) or unset.idle_seconds,
+        interval_seconds=ceil(settings.tcp_keepintvl_seconds) or unset.interval_seconds,
+        probes=settings.tcp_keepcnt or unset.probes,
+        user_timeout_ms=ceil(settings.tcp_user_timeout_seconds * 1000) or unset.user_timeout_ms,
+        is_probing=settings.tcp_keepalive)
 
 
 def plan_for(

@@ -12,8 +12,7 @@ from pooler.observe.snapshot import ConfigRow
 from pooler.settings import PoolSettings, Settings
 
 AT_START_ONLY = frozenset({
-    "pkt_buf", "track_extra_parameters", "tcp_keepalive", "tcp_keepcnt", "tcp_keepidle", "tcp_keepintvl",
-    "session_state_functions",
+    "pkt_buf", "track_extra_parameters", "session_state_functions",
 })
 
 

@@ -1,0 +1,58 @@
+"""Settings that are read and checked, and so far change nothing: whoever sets one is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from pydantic import BaseModel
+
+from pooler.settings_models import Settings
+
+# path (* stands for any name): an exception, the values or settings with which it does what it says
+INERT: Mapping[str, Callable[[Settings], bool] | None] = {
+    "fleet.drain_notice": None,
+    "databases.*.max_replica_lag": None,
+    "databases.*.reserve_pool_size": None,
+    "databases.*.connect_query": None,
+    "failover.detect": None,
+    "failover.patroni": None,
+    "failover.on_ledger_loss": None,
+    "failover.fence_command": None,
+    "pool.reserve_pool_size": None,
+    "pool.server_reset_query": None,
+    "pool.server_reset_query_always": lambda settings: settings.pool.session_state == "allow",
+    "pool.server_check_query": None,
+    "pool.server_check_delay": None,
+    "pool.session_state": lambda settings: settings.pool.session_state == "allow",
+    "pool.max_pinned": None,
+    "pool.pkt_buf": None,
+}
+_INSTEAD = {
+    "pool.session_state": "; it acts as clean",
+    "pool.server_reset_query": "; what a client left on a session is undone, and no more",
+}
+
+
+def inert_settings(settings: Settings) -> list[str]:
+    """One line for each setting whose value differs from the default and has no effect."""
+    return [
+        f"{path} has no effect in this version yet{_INSTEAD.get(pattern, '')}"
+        for pattern, works in INERT.items() if works is None or not works(settings)
+        for path, value, default in _found(settings, pattern.split("."), "") if value != default
+    ]
+
+
+def _found(holder: object, steps: list[str], path: str) -> Iterator[tuple[str, object, object]]:
+    """(path, value, default) of each setting that the steps lead to."""
+    step, rest = steps[0], steps[1:]
+    if isinstance(holder, Mapping):
+        for name, entry in holder.items():
+            yield from _found(entry, rest, f"{path}{name}.")
+    elif isinstance(holder, BaseModel):
+        fields = type(holder).model_fields
+        name, field = next((name, field) for name, field in fields.items() if (field.alias or name) == step)
+        value = getattr(holder, name)
+        if rest:
+            yield from _found(value, rest, f"{path}{step}.")
+        else:
+            yield f"{path}{step}", value, field.get_default(call_default_factory=True)
