@@ -23,13 +23,15 @@ from coordinator.epoch import (
     active_again,
     advanced,
     draining,
+    is_promoted,
+    read_drain,
     read_epoch,
-    swap_epoch,
 )
+from coordinator.epoch_moves import MoveUnknown, move_epoch, pause
 from coordinator.inspect import read_activities
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.record import Backend, Epoch, EpochState
+from coordinator.ledger.record import Backend, Epoch, EpochState, UnknownSchema
 from coordinator.looks import Eyes, LookFailed
 from coordinator.store.api import (
     Lease,
@@ -40,11 +42,13 @@ from coordinator.store.api import (
     absent,
 )
 
-POLL_SECONDS = 0.1
 PROGRESS_SECONDS = 1.0
 KEY_TTL_SECONDS = 5.0
 CLEANUP_SECONDS = 5.0
+GRANT_AGAIN_SECONDS = 3.0
+LOOK_SECONDS_MAX = 2.0
 _MOVED = "the epoch moved meanwhile: nothing was changed"
+_SILENT = "etcd does not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,13 @@ async def abort(store: Store, keys: FleetKeys, db: str, *, now_us: Callable[[], 
     if before.epoch.state is not EpochState.DRAINING:
         return False
     after = active_again(before.epoch, now_us=now_us(), reason="aborted by an operator")
-    return await swap_epoch(store, db_keys, before, after, deletes=(db_keys.drain(),)) is not None
+    try:
+        won = await move_epoch(
+            store, db_keys, before, after, deletes=(db_keys.drain(),), seconds_max=CLEANUP_SECONDS,
+            is_mine=lambda found, command: found.epoch == after)
+    except MoveUnknown as fault:
+        raise StoreUnknown(str(fault)) from None
+    return won is not None
 
 
 class _Drain:
@@ -102,6 +112,7 @@ class _Drain:
         self._started = trio.current_time()
         self._said_at = float("-inf")
         self._last: Progress | None = None
+        self._promotes = False  # from then on the target may be a primary, whatever its command says
 
     @property
     def _deadline(self) -> float:
@@ -123,71 +134,109 @@ class _Drain:
     # ---- old first: the planned order
 
     async def _planned(self, before: EpochEntry, target: Backend) -> DrainOutcome:
-        lease = await self._store.lease(KEY_TTL_SECONDS)
-        stopped = await self._stop_granting(before, lease, target)
-        if stopped is None:
-            return DrainOutcome(Code.UNFIT, _MOVED, before.epoch.number)
-        outcome: DrainOutcome | None = None
+        lease = await self._new_lease()
+        stopped: EpochEntry | None = None
+        won: EpochEntry | None = None
+        ended = Ended(Code.TIMED_OUT, "the drain was interrupted")
+        again = ""
         try:
+            stopped = await self._stop_granting(before, lease, target)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep, lease)
-                outcome = await self._drain_promote_advance(stopped, target)
+                try:
+                    won = await self._drain_promote_advance(stopped, target, lease)
+                except Ended as fault:
+                    ended = fault
                 nursery.cancel_scope.cancel()
+        except Ended as fault:
+            ended = fault
         finally:
-            if outcome is None or outcome.code is not Code.DRAINED:
-                await self._grant_again(stopped)
-            with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+            with trio.move_on_after(CLEANUP_SECONDS + LOOK_SECONDS_MAX, shield=True):
+                if won is None and stopped is not None:
+                    again = await self._grant_again(stopped)
                 await _revoke(lease)
-        assert outcome is not None  # the nursery's body ran to its end, or raised
-        return outcome
+        if won is not None:
+            return await self._acknowledged(won, target)
+        unknown = self._last.unknown if self._last else ()
+        return DrainOutcome(ended.code, f"{ended.text}{again}", before.epoch.number, unknown=unknown,
+                            resolve=self._resolve_line(ended.code, before.epoch.number))
 
-    async def _stop_granting(self, before: EpochEntry, lease: Lease, target: Backend) -> EpochEntry | None:
+    async def _new_lease(self) -> Lease:
+        try:
+            return await self._store.lease(KEY_TTL_SECONDS)
+        except StoreUnknown as fault:  # it may exist: with no key on it, it only ends
+            raise StoreUnavailable(str(fault)) from None
+
+    async def _stop_granting(self, before: EpochEntry, lease: Lease, target: Backend) -> EpochEntry:
+        """Raises Ended, StoreUnavailable; a write that lands after that needs the lease, which is revoked."""
+        number = before.epoch.number
         after = draining(
             before.epoch, timeout_seconds=self._order.drain_timeout_seconds, now_us=self._now_us(),
             reason=f"drain to {self._order.target or 'the primary'}", target=target)
-        mine = Put(self._keys.drain(), b"", lease.id)
         try:
-            return await swap_epoch(
-                self._store, self._keys, before, after, absent(self._keys.drain()), puts=(mine,))
-        except StoreUnknown:
-            snapshot = await self._store.read(self._keys.drain())
-            if any(entry.lease == lease.id for entry in snapshot.entries):
-                return await read_epoch(self._store, self._keys)
-            await lease.revoke()  # it may land yet: without its lease it cannot
-            return None
+            stopped = await move_epoch(
+                self._store, self._keys, before, after, absent(self._keys.drain()),
+                puts=(Put(self._keys.drain(), b"", lease.id),), seconds_max=CLEANUP_SECONDS,
+                is_mine=lambda found, command: command == lease.id)
+        except MoveUnknown:
+            raise Ended(Code.TIMED_OUT, f"{_SILENT}: epoch {number} grants, or does again in "
+                                        f"{KEY_TTL_SECONDS:g} s; the target was not promoted") from None
+        if stopped is None:
+            raise Ended(Code.UNFIT, _MOVED)
+        return stopped
 
-    async def _drain_promote_advance(self, stopped: EpochEntry, target: Backend) -> DrainOutcome:
+    async def _drain_promote_advance(
+        self, stopped: EpochEntry, target: Backend, lease: Lease
+    ) -> EpochEntry:
+        """The next epoch as it stands. Raises Ended."""
         number = stopped.epoch.number
-        try:
-            await self._until_gone(number, "draining", stopped)
-            await self._promote(target, number)
-            fresh = await self._until_primary(target, number)
-            after = advanced(stopped.epoch, fresh, now_us=self._now_us(), reason="drained",
-                             drain_timeout_seconds=self._order.drain_timeout_seconds)
-            won = await self._advance(stopped, after)
-        except Ended as ended:
-            unknown = self._last.unknown if self._last else ()
-            return DrainOutcome(ended.code, f"{ended.text}; epoch {number} is active again", number,
-                                unknown=unknown, resolve=self._resolve_line(ended.code, number))
-        waiting = await self._until_acknowledged(won.epoch.number - 1)
-        return DrainOutcome(Code.DRAINED, f"drained: epoch {won.epoch.number} is active at {target.address}",
-                            won.epoch.number, backend=won.epoch.backend, not_acknowledged=waiting)
+        await self._until_gone(number, "draining", stopped)
+        if target.in_recovery:
+            await self._confirm(stopped, lease)
+            self._promotes = True
+        await self._promote(target, number)
+        fresh = await self._until_primary(target, number)
+        after = advanced(stopped.epoch, fresh, now_us=self._now_us(), reason="drained",
+                         drain_timeout_seconds=self._order.drain_timeout_seconds)
+        return await self._advance(stopped, after)
+
+    async def _confirm(self, stopped: EpochEntry, lease: Lease) -> None:
+        """The old epoch is still closed, by this command, for a lease's time: else nothing is promoted."""
+        while True:
+            try:
+                if not await lease.keep_alive():
+                    raise Ended(Code.TIMED_OUT, "aborted: the drain's lease is gone; nothing was promoted")
+                found, command = await read_drain(self._store, self._keys)
+                if found.mod_revision == stopped.mod_revision and command == lease.id:
+                    return
+                raise Ended(Code.TIMED_OUT, "aborted before the promotion")
+            except (StoreUnknown, StoreUnavailable, NoEpoch) as fault:
+                if trio.current_time() >= self._deadline:
+                    raise Ended(Code.TIMED_OUT, f"{_SILENT}, nothing was promoted: {fault}") from None
+            await pause()
 
     async def _advance(self, stopped: EpochEntry, after: Epoch) -> EpochEntry:
         """N+1, only while N still stands as this command left it. Raises Ended."""
-        while trio.current_time() < self._deadline + CLEANUP_SECONDS:
-            try:
-                won = await swap_epoch(self._store, self._keys, stopped, after, deletes=(self._keys.drain(),))
-            except (StoreUnknown, StoreUnavailable):
-                await _pause()
-                continue
-            if won is not None:
-                return won
-            now = await read_epoch(self._store, self._keys)
-            if now.epoch == after:
-                return now  # an earlier try whose answer was lost
-            raise Ended(Code.TIMED_OUT, "the epoch was moved by somebody else: aborted")
-        raise Ended(Code.TIMED_OUT, "etcd does not answer")
+
+        def is_mine(found: EpochEntry, command: int) -> bool:
+            """Or the leader's, who took this command for dead and saw the same server promoted."""
+            return (found.epoch.number, found.epoch.backend.address) == (after.number, after.backend.address)
+
+        seconds = max(0.0, self._deadline - trio.current_time()) + CLEANUP_SECONDS
+        try:
+            won = await move_epoch(
+                self._store, self._keys, stopped, after, deletes=(self._keys.drain(),), is_mine=is_mine,
+                seconds_max=seconds)
+        except (MoveUnknown, StoreUnavailable):
+            raise Ended(Code.TIMED_OUT, _SILENT) from None
+        if won is None:
+            raise Ended(Code.TIMED_OUT, "aborted: the epoch was moved by somebody else")
+        return won
+
+    async def _acknowledged(self, won: EpochEntry, target: Backend) -> DrainOutcome:
+        waiting = await self._until_acknowledged(won.epoch.number - 1)
+        return DrainOutcome(Code.DRAINED, f"drained: epoch {won.epoch.number} is active at {target.address}",
+                            won.epoch.number, backend=won.epoch.backend, not_acknowledged=waiting)
 
     async def _promote(self, target: Backend, number: int) -> None:
         if not target.in_recovery:
@@ -217,16 +266,35 @@ class _Drain:
             if trio.current_time() >= self._deadline:
                 raise Ended(Code.TIMED_OUT, f"{target.address} was not promoted in time: {why}")
             self._say_each_second("waiting for the promotion", number)
-            await _pause()
+            await pause()
 
-    async def _grant_again(self, stopped: EpochEntry) -> None:
-        """Best effort: if this cannot be written, the leader does it when the lease is gone."""
+    async def _grant_again(self, stopped: EpochEntry) -> str:
+        """Best effort; what became of the old epoch, as a suffix. What is not written here the leader writes
+        once the lease is gone: it too looks at the target first."""
+        number = stopped.epoch.number
+        if self._promotes and await self._may_be_promoted(stopped.epoch):
+            return (f"; epoch {number} does not grant again here, since the target was or may be promoted: "
+                    f"the leader decides by what it sees there")
         after = active_again(stopped.epoch, now_us=self._now_us(), reason="the drain was given up")
-        with trio.move_on_after(CLEANUP_SECONDS, shield=True):
+        try:
+            again = await move_epoch(
+                self._store, self._keys, stopped, after, deletes=(self._keys.drain(),),
+                is_mine=lambda found, command: found.epoch == after, seconds_max=GRANT_AGAIN_SECONDS)
+            now = again or await read_epoch(self._store, self._keys)
+        except (MoveUnknown, StoreUnknown, StoreUnavailable, NoEpoch):
+            return f"; {_SILENT}: epoch {number} is active again once the leader sees this command gone"
+        if now.epoch.number == number and now.epoch.state is EpochState.ACTIVE:
+            return f"; epoch {number} is active again"
+        return f"; epoch {now.epoch.number} is {now.epoch.state} at {now.epoch.backend.address}"
+
+    async def _may_be_promoted(self, stopped: Epoch) -> bool:
+        assert stopped.target is not None  # a planned drain names it
+        with trio.move_on_after(LOOK_SECONDS_MAX):
             try:
-                await swap_epoch(self._store, self._keys, stopped, after, deletes=(self._keys.drain(),))
-            except (StoreUnknown, StoreUnavailable):
-                return
+                return is_promoted(stopped, (await self._eyes.look(stopped.target.address)).backend)
+            except LookFailed:
+                pass
+        return True
 
     async def _keep(self, lease: Lease) -> None:
         while True:
@@ -243,7 +311,13 @@ class _Drain:
         number = before.epoch.number
         after = advanced(before.epoch, target, now_us=self._now_us(), reason="switched first",
                          drain_timeout_seconds=self._order.drain_timeout_seconds)
-        won = await swap_epoch(self._store, self._keys, before, after)
+        try:
+            won = await move_epoch(
+                self._store, self._keys, before, after, seconds_max=CLEANUP_SECONDS,
+                is_mine=lambda found, command: found.epoch == after)
+        except MoveUnknown:
+            return DrainOutcome(Code.TIMED_OUT, f"{_SILENT}: whether epoch {after.number} is active at "
+                                                f"{target.address} is not known; order it again", number)
         if won is None:
             return DrainOutcome(Code.UNFIT, _MOVED, number)
         try:
@@ -253,9 +327,7 @@ class _Drain:
             text = f"{ended.text}; epoch {after.number} is active at {target.address}"
             return DrainOutcome(ended.code, text, after.number, backend=target, unknown=unknown,
                                 resolve=self._resolve_line(ended.code, number))
-        waiting = await self._until_acknowledged(number)
-        return DrainOutcome(Code.DRAINED, f"drained: epoch {after.number} is active at {target.address}",
-                            after.number, backend=target, not_acknowledged=waiting)
+        return await self._acknowledged(won, target)
 
     # ---- waiting
 
@@ -268,16 +340,18 @@ class _Drain:
             if trio.current_time() >= self._deadline:
                 if seen is not None and seen.only_unknown:
                     raise Ended(Code.UNKNOWN_LEFT, f"{seen.left} sessions are not proven gone")
-                left = f"{seen.left} sessions of epoch {number} are left" if seen else "etcd does not answer"
+                left = f"{seen.left} sessions of epoch {number} are left" if seen else _SILENT
                 raise Ended(Code.TIMED_OUT, f"not drained within {self._order.timeout_seconds:g} s: {left}")
-            await _pause()
+            await pause()
 
     async def _observe(self, number: int, step: str, stopped: EpochEntry | None) -> Progress | None:
         """One look at the ledger; None if etcd does not answer."""
         try:
             snapshot = await self._ledger.snapshot()
-        except (StoreUnavailable, StoreUnknown):
+        except (StoreUnavailable, StoreUnknown, UnknownSchema, ValueError):
             return None
+        if stopped is not None and self._ledger.lost:
+            raise Ended(Code.TIMED_OUT, "the ledger is lost: what is missing in it proves nothing")
         if stopped is not None and snapshot.epoch != stopped.epoch:
             raise Ended(Code.TIMED_OUT, "aborted")
         activities = read_activities(self._run_dir) if self._run_dir else {}
@@ -294,8 +368,8 @@ class _Drain:
             if seen is not None and not seen.not_acknowledged:
                 return ()
             if trio.current_time() >= self._deadline:
-                return seen.not_acknowledged if seen is not None else ("etcd does not answer",)
-            await _pause()
+                return seen.not_acknowledged if seen is not None else (_SILENT,)
+            await pause()
 
     # ---- saying
 
@@ -312,10 +386,6 @@ class _Drain:
         if code is not Code.UNKNOWN_LEFT:
             return ""
         return f"pooler ledger resolve {self._order.db} --epoch {number} --evidence '…'"
-
-
-async def _pause() -> None:
-    await trio.sleep(POLL_SECONDS)  # noqa: TID251 - other processes' facts: read again
 
 
 async def _revoke(lease: Lease) -> None:

@@ -78,14 +78,26 @@ async def swap_epoch(
     return EpochEntry(after, outcome.revision) if isinstance(outcome, Won) else None
 
 
-async def abandoned_drain(store: Store, keys: DbKeys) -> EpochEntry | None:
-    """A DRAINING epoch whose command is gone."""
+async def read_drain(store: Store, keys: DbKeys) -> tuple[EpochEntry, int]:
+    """The epoch, and the lease of the command that drains it (0: none does), at one revision.
+
+    Raises NoEpoch, StoreUnavailable.
+    """
     snapshot = await store.read(keys.epoch(), keys.drain())
     found = {entry.key: entry for entry in snapshot.entries}
-    if keys.drain() in found or keys.epoch() not in found:
+    if keys.epoch() not in found:
+        raise NoEpoch(f"{keys.database}: no backend epoch; start the fleet once")
+    drain = found.get(keys.drain())
+    return _entry(found[keys.epoch()]), drain.lease if drain is not None else 0
+
+
+async def abandoned_drain(store: Store, keys: DbKeys) -> EpochEntry | None:
+    """A DRAINING epoch whose command is gone."""
+    try:
+        before, command = await read_drain(store, keys)
+    except NoEpoch:
         return None
-    before = _entry(found[keys.epoch()])
-    return before if before.epoch.state is EpochState.DRAINING else None
+    return before if before.epoch.state is EpochState.DRAINING and not command else None
 
 
 async def end_abandoned(
