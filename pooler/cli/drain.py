@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from coordinator.drain_target import Order
     from pooler.cli.reach import Where
 
+AFTER_CANCEL_SECONDS = 10.0  # for the sessions to end with proof, and for the promotion
+
 
 def drain(
     db: DbArgument,
@@ -27,8 +29,9 @@ def drain(
     switch_first: Annotated[bool, typer.Option(
         "--switch-first", help="Grant at the target at once; the old epoch drains behind it.")] = False,
     abort: Annotated[bool, typer.Option("--abort", help="Give up the drain that is under way.")] = False,
-    timeout: Annotated[str, typer.Option(
-        "--timeout", metavar="DURATION", help="After that the old epoch is active again.")] = "30s",
+    timeout: Annotated[str | None, typer.Option(
+        "--timeout", metavar="DURATION", help="After that the old epoch is active again; default: "
+        "failover.drain_timeout and 10 s. With less nothing that runs is cancelled for the drain.")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +59,7 @@ def drain(
 
 
 async def _drain(
-    where: Where, name: str, to: str | None, run: str | None, switch_first: bool, timeout: str,
+    where: Where, name: str, to: str | None, run: str | None, switch_first: bool, timeout: str | None,
     tell: Callable[[dict[str, Any]], None],
 ) -> DrainOutcome:
     from coordinator.drain import drain as carry_out
@@ -64,7 +67,8 @@ async def _drain(
     from pooler.cli.reach import now_us, reach
     from pooler.errors import UsageFault
 
-    seconds, target = seconds_of("--timeout", timeout), _target(to)
+    seconds = seconds_of("--timeout", timeout) if timeout is not None else None
+    target = _target(to)
     async with reach(where) as reached:
         db = reached.db(name)
         ledger = reached.ledger(db)
@@ -88,7 +92,7 @@ def _target(to: str | None) -> str | None:
 
 
 def _order(
-    where: Where, db: str, target: str | None, run: str | None, switch_first: bool, seconds: float
+    where: Where, db: str, target: str | None, run: str | None, switch_first: bool, seconds: float | None
 ) -> Order:
     from functools import partial
 
@@ -102,8 +106,21 @@ def _order(
         raise UsageFault(f"no database of the config points to ledger {db}")
     hosts = list(dict.fromkeys(str(host) for database in mine for host in database.hosts))
     promote = partial(_promote, run) if run is not None else None
-    grace = min(seconds, settings.failover.drain_timeout_seconds)
-    return Order(db, mine[0].role, hosts, target, promote, switch_first, seconds, grace)
+    whole, grace = drain_times(seconds, settings.failover.drain_timeout_seconds)
+    return Order(db, mine[0].role, hosts, target, promote, switch_first, whole, grace)
+
+
+def drain_times(timeout_seconds: float | None, drain_timeout_seconds: float) -> tuple[float, float]:
+    """(when the command gives up, when what still runs is cancelled), both in seconds from its start.
+
+    Never both at about the same moment: either what was cancelled has the time to close, be proven gone and
+    be followed by the promotion, or nobody is cancelled for a drain that is given up.
+    """
+    if timeout_seconds is None:
+        return drain_timeout_seconds + AFTER_CANCEL_SECONDS, drain_timeout_seconds
+    if timeout_seconds >= drain_timeout_seconds + AFTER_CANCEL_SECONDS:
+        return timeout_seconds, drain_timeout_seconds
+    return timeout_seconds, max(drain_timeout_seconds, timeout_seconds + AFTER_CANCEL_SECONDS)
 
 
 async def _promote(command: str) -> int:
