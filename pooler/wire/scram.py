@@ -1,9 +1,9 @@
-"""SCRAM-SHA-256 in both roles, with the client key recovered from a proof.
+"""SCRAM-SHA-256 in both roles, with and without channel binding, and the client key recovered from a proof.
 
 Follows RFC 5802 and RFC 7677 and PostgreSQL's auth-scram.c: the user name inside the exchange is ignored,
-a password that SASLprep refuses is used as it is. No channel binding: it needs TLS. Pure: nonces and salts
-are arguments. `salted_password` is meant to be slow (about a millisecond per 4,096 rounds); callers run it in
-a thread. Keys and proofs are never part of an error or a repr.
+a password that SASLprep refuses is used as it is, the one channel binding is tls-server-end-point (RFC 5929).
+Pure: nonces and salts are arguments. `salted_password` is meant to be slow (about a millisecond per 4,096
+rounds); callers run it in a thread. Keys and proofs are never part of an error or a repr.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pooler.errors import LoginRefused, ProtocolViolation
 from pooler.wire import sqlstate
 
 MECHANISM = "SCRAM-SHA-256"
+MECHANISM_PLUS = "SCRAM-SHA-256-PLUS"
+BINDING_TYPE = "tls-server-end-point"
 ITERATIONS_DEFAULT = 4_096
 ITERATIONS_MAX = 10_000_000  # a peer must not make us work longer than some seconds
 NONCE_BYTES_MAX = 1_024
@@ -150,14 +152,21 @@ def _decoded(value: str, size: int | None = None) -> bytes:
 
 
 class ServerExchange:
-    """The server's half of one login: first(), then final(). `nonce` is fresh printable text, at least 18
-    random bytes' worth."""
+    """The server's half of one login: first(), then final().
 
-    def __init__(self, *, nonce: str, salt: bytes, iterations: int) -> None:
+    `nonce` is fresh printable text, at least 18 random bytes' worth. `end_point` is the data of the channel
+    binding where the connection has one: then -PLUS was offered; `binds` says that the client chose it.
+    """
+
+    def __init__(
+        self, *, nonce: str, salt: bytes, iterations: int, end_point: bytes = b"", binds: bool = False
+    ) -> None:
         self._own_nonce = nonce
         self._salt = salt
         self._iterations = iterations
-        self._binding = ""
+        self._end_point = end_point
+        self._binds = binds
+        self._binding = b""
         self._first_bare = b""
         self._first = b""
         self._nonce = ""
@@ -166,32 +175,48 @@ class ServerExchange:
         """client-first-message in, server-first-message out. Raises ProtocolViolation, LoginRefused."""
         flag, _, rest = message.partition(b",")
         identity, comma, bare = rest.partition(b",")
-        if flag.startswith(b"p="):
-            raise ProtocolViolation("SCRAM channel binding was not offered")
-        if flag not in (b"n", b"y") or not comma:
-            raise ProtocolViolation("malformed SCRAM message: bad channel binding flag")
+        self._check_flag(flag)
+        if not comma:
+            raise ProtocolViolation("malformed SCRAM message: header expected")
         if identity:
             raise LoginRefused("SCRAM authorization identities are not supported",
                                sqlstate.FEATURE_NOT_SUPPORTED)
         attributes = _attributes(bare)
         if [name for name, _ in attributes[:2]] != ["n", "r"]:  # m= (mandatory extension) ends here too
             raise ProtocolViolation("malformed SCRAM message: user and nonce expected")
-        self._binding = b64encode(flag + b",,").decode()
+        self._binding = b64encode(flag + b",," + (self._end_point if self._binds else b""))
         self._first_bare = bare
         self._nonce = _checked_nonce(attributes[1][1]) + self._own_nonce
         salt = b64encode(self._salt).decode()
         self._first = f"r={self._nonce},s={salt},i={self._iterations}".encode()
         return self._first
 
+    def _check_flag(self, flag: bytes) -> None:
+        """n: the client cannot bind; y: it could, and thinks that we cannot; p: it does."""
+        if flag.startswith(b"p="):
+            if not self._binds:
+                raise ProtocolViolation("malformed SCRAM message: channel binding without -PLUS")
+            if flag[2:] != BINDING_TYPE.encode():
+                raise ProtocolViolation("unsupported SCRAM channel-binding type")
+        elif flag not in (b"n", b"y"):
+            raise ProtocolViolation("malformed SCRAM message: bad channel binding flag")
+        elif self._binds:
+            raise ProtocolViolation("malformed SCRAM message: -PLUS without channel binding data")
+        elif flag == b"y" and self._end_point:  # somebody between us took our offer away
+            raise LoginRefused("SCRAM channel binding negotiation error")
+
     def final(self, message: bytes, verifier: Verifier) -> tuple[bytes, Keys] | None:
         """client-final-message in; server-final-message and the client's keys out, or None when the proof
-        does not fit. Raises ProtocolViolation for a malformed message."""
+        does not fit. Raises ProtocolViolation for a malformed message, LoginRefused where the client is bound
+        to another connection than this one."""
         attributes = _attributes(message)
         names = [name for name, _ in attributes]
         if names[:2] != ["c", "r"] or names[-1] != "p" or len(names) < 3:
             raise ProtocolViolation("malformed SCRAM message: binding, nonce and proof expected")
-        if attributes[0][1] != self._binding:
-            raise ProtocolViolation("SCRAM channel binding check failed")
+        if not hmac.compare_digest(attributes[0][1].encode(), self._binding):
+            if self._binds:
+                raise LoginRefused("SCRAM channel binding check failed")
+            raise ProtocolViolation("malformed SCRAM message: unexpected channel binding")
         if not hmac.compare_digest(attributes[1][1].encode(), self._nonce.encode()):
             raise ProtocolViolation("malformed SCRAM message: nonce does not match")
         proof = _decoded(attributes[-1][1], KEY_BYTES)
@@ -205,10 +230,16 @@ class ServerExchange:
 
 
 class ClientExchange:
-    """The client's half of one login to a server: first(), challenge(), final(), finish(). `nonce` as in
-    ServerExchange."""
+    """The client's half of one login to a server: first(), challenge(), final(), finish().
 
-    def __init__(self, *, nonce: str) -> None:
+    `nonce` as in ServerExchange. `end_point`: bind to the connection with this; the mechanism is then -PLUS.
+    `could_bind`: the connection could be bound, but the server did not offer it.
+    """
+
+    def __init__(self, *, nonce: str, end_point: bytes = b"", could_bind: bool = False) -> None:
+        header = f"p={BINDING_TYPE},," if end_point else "y,," if could_bind else "n,,"
+        self._header = header.encode()
+        self._end_point = end_point
         self._nonce = nonce
         self._first_bare = f"n=,r={nonce}".encode()
         self._server_first = b""
@@ -218,7 +249,7 @@ class ClientExchange:
 
     def first(self) -> bytes:
         """client-first-message."""
-        return b"n,," + self._first_bare
+        return self._header + self._first_bare
 
     def challenge(self, message: bytes) -> tuple[bytes, int]:
         """server-first-message in; salt and iterations for `salted_password` out. Raises
@@ -237,7 +268,8 @@ class ClientExchange:
 
     def final(self, keys: Keys) -> bytes:
         """client-final-message, proving that we hold `keys`."""
-        without_proof = f"c=biws,r={self._full_nonce}".encode()
+        binding = b64encode(self._header + self._end_point)
+        without_proof = b"c=" + binding + b",r=" + self._full_nonce.encode()
         self._transcript = b",".join((self._first_bare, self._server_first, without_proof))
         self._keys = keys
         signature = _hmac(hashlib.sha256(keys.client_key).digest(), self._transcript)

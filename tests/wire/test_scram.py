@@ -192,3 +192,60 @@ def test_a_server_that_does_not_know_the_password_is_left(message: bytes) -> Non
     client.final(RIGHT)
     with pytest.raises(ProtocolViolation):
         client.finish(message)
+
+
+END_POINT = bytes(range(32))
+
+
+def bound(client: ClientExchange, *, end_point: bytes = END_POINT, binds: bool = True) -> bytes | None:
+    """One exchange over a connection with that end point; the server's last words."""
+    ours = ServerExchange(
+        nonce="servernonce", salt=SALT, iterations=4096, end_point=end_point, binds=binds)
+    client.challenge(ours.first(client.first()))
+    proven = ours.final(client.final(RIGHT), SECRET)
+    return None if proven is None else proven[0]
+
+
+def test_a_bound_exchange_succeeds_over_the_connection_it_is_bound_to() -> None:
+    client = ClientExchange(nonce="clientnonce", end_point=END_POINT)
+    last_words = bound(client)
+    assert last_words is not None
+    client.finish(last_words)
+
+
+def test_a_second_implementation_binds_to_ours() -> None:
+    client = scramp.ScramClient(
+        ["SCRAM-SHA-256-PLUS"], "ann", "pencil", channel_binding=("tls-server-end-point", END_POINT))
+    ours = ServerExchange(nonce="servernonce", salt=SALT, iterations=4096, end_point=END_POINT, binds=True)
+    client.set_server_first(ours.first(client.get_client_first().encode()).decode())
+    proven = ours.final(client.get_client_final().encode(), SECRET)
+    assert proven is not None
+    client.set_server_final(proven[0].decode())
+
+
+def test_an_exchange_bound_to_another_connection_is_refused() -> None:
+    with pytest.raises(LoginRefused, match="channel binding check failed") as refused:
+        bound(ClientExchange(nonce="clientnonce", end_point=bytes(32)))
+    assert refused.value.code == "28000"
+
+
+def test_a_client_that_thinks_we_cannot_bind_when_we_offered_it_is_refused() -> None:
+    with pytest.raises(LoginRefused, match="negotiation error"):
+        bound(ClientExchange(nonce="clientnonce", could_bind=True), binds=False)
+    assert bound(ClientExchange(nonce="clientnonce", could_bind=True), end_point=b"", binds=False)
+
+
+def test_a_client_that_cannot_bind_logs_in_although_we_offered_it() -> None:
+    assert bound(ClientExchange(nonce="clientnonce"), binds=False)
+
+
+@pytest.mark.parametrize(("first", "binds"), [
+    (b"p=tls-server-end-point,,n=,r=abc", False),
+    (b"p=tls-unique,,n=,r=abc", True),
+    (b"n,,n=,r=abc", True),
+    (b"y,,n=,r=abc", True),
+])
+def test_a_flag_that_does_not_fit_the_mechanism_is_a_violation(first: bytes, binds: bool) -> None:
+    ours = ServerExchange(nonce="s", salt=SALT, iterations=4096, end_point=END_POINT, binds=binds)
+    with pytest.raises(ProtocolViolation, match="SCRAM"):
+        ours.first(first)
