@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import structlog
@@ -28,6 +29,9 @@ from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View
 
 SCRAPE_TIMEOUT_SECONDS = 5.0
+IDLE_SECONDS = 15.0
+READ_SECONDS = 10
+HEAD_BYTES_MAX = 16_384
 
 _log = structlog.get_logger("coordinator.http")
 
@@ -128,8 +132,11 @@ def _by(
     return family
 
 
-def make_app(shown: Shown) -> Starlette:
-    """The pages."""
+Page = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(shown: Shown, token: str | None = None) -> Starlette:
+    """The pages. `token` is asked of all but the health pages, whose readers (load balancers) send none."""
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -159,10 +166,24 @@ def make_app(shown: Shown) -> Starlette:
         except (UnknownSchema, ValueError) as why:
             return JSONResponse({"error": f"the ledger cannot be read: {why}"}, 503)
 
-    return Starlette(routes=[
-        Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics),
-        Route("/api/ledger", ledger),
-    ])
+    pages = {"/healthz": healthz, "/readyz": readyz, "/metrics": _guarded(metrics, token),
+             "/api/ledger": _guarded(ledger, token)}
+    return Starlette(routes=[Route(path, page, methods=["GET"]) for path, page in pages.items()])
+
+
+def _guarded(page: Page, token: str | None) -> Page:
+    """The page for who gives the token; compared in constant time."""
+    if token is None:
+        return page
+    expected = token.encode()
+
+    async def guarded(request: Request) -> Response:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), expected):
+            return await page(request)
+        return PlainTextResponse("a bearer token is needed\n", 401, {"www-authenticate": "Bearer"})
+
+    return guarded
 
 
 def not_ready(views: Mapping[str, View]) -> list[str]:
@@ -180,15 +201,18 @@ def not_ready(views: Mapping[str, View]) -> list[str]:
     return problems
 
 
-async def serve_http(fd: int, shown: Shown) -> None:
+async def serve_http(fd: int, shown: Shown, token: str | None = None) -> None:
     """Serves the pages on an inherited listening socket until cancelled."""
     config = Config()
     config.bind = [f"fd://{fd}"]
     config.accesslog = None
     config.errorlog = None
     config.include_server_header = False
+    config.keep_alive_timeout = IDLE_SECONDS
+    config.read_timeout = READ_SECONDS
+    config.h11_max_incomplete_size = HEAD_BYTES_MAX
     try:
-        await serve(make_app(shown), config, shutdown_trigger=trio.sleep_forever)  # type: ignore[arg-type]
+        await serve(make_app(shown, token), config, shutdown_trigger=trio.sleep_forever)  # type: ignore[arg-type]
     except OSError as fault:
         _log.error(Event.SOMETHING_FAILED, why=f"http: {fault}")
 

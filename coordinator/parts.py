@@ -48,12 +48,11 @@ def now_us() -> int:
 class Coordinator:
     """The parts of one coordinator over one store, and the nursery they live in."""
 
-    def __init__(self, spec: CoordinatorSpec, store: Store, looker: Looker) -> None:
+    def __init__(self, spec: CoordinatorSpec, store: Store, looker: Looker, remembered: Remembered) -> None:
         self.spec = spec
         self.store = store
         self.looker = looker
         self.keys = FleetKeys(spec.prefix, spec.fleet)
-        remembered = Remembered(Path(spec.run_dir))
         databases = spec.ledgers()
         self.ledgers = {
             db: Ledger(store, self.keys.db(db), self.keys, now_us, home=zlib.crc32(spec.host.encode()),
@@ -90,7 +89,7 @@ class Coordinator:
             nursery.start_soon(self._bury_commands)
             await nursery.start(self._serve_socket)
             if self.spec.http_fd is not None:
-                nursery.start_soon(serve_http, self.spec.http_fd, self)
+                nursery.start_soon(serve_http, self.spec.http_fd, self, self.spec.http_token)
             task_status.started()
 
     async def worker_exited(self, args: Args) -> Args:

@@ -16,8 +16,12 @@ from coordinator.ledger.access import Seen
 FILE_NAME = "ledger-seen.json"
 
 
+class MemoryUnreadable(Exception):
+    """The file is there and does not say what was seen: to go on would be to believe any ledger."""
+
+
 class Remembered:
-    """Incarnation and highest revision by database."""
+    """Incarnation and highest revision by database. Raises MemoryUnreadable, naming the file, when made."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE_NAME
@@ -28,19 +32,34 @@ class Remembered:
         return self._saved.get(db, Seen())
 
     def save(self, seen: Mapping[str, Seen]) -> None:
-        """Replaces the file at once if anything is newer. Raises OSError."""
+        """Replaces the file, whole also after a power cut, if anything is newer. Raises OSError."""
         if dict(seen) == self._saved:
             return
         text = json.dumps({db: [each.incarnation, each.revision] for db, each in seen.items()})
         scratch = self._path.with_suffix(".new")
-        scratch.write_text(text)
+        with open(scratch, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # before the rename: else the name may survive and the text not
         os.replace(scratch, self._path)
+        _sync_folder(self._path.parent)
         self._saved = dict(seen)
 
     def _read(self) -> dict[str, Seen]:
         try:
-            values = json.loads(self._path.read_text())
+            values = json.loads(self._path.read_text(encoding="utf-8"))
             return {db: Seen(str(each[0]), int(each[1])) for db, each in values.items()}
         except FileNotFoundError:
             return {}
-        # an unreadable file raises: to go on without the memory would be to believe any ledger
+        except (OSError, ValueError, AttributeError, IndexError, KeyError, TypeError) as fault:
+            raise MemoryUnreadable(
+                f"{self._path} cannot be read ({fault}): it tells whether a ledger was wiped or restored. If "
+                f"the ledgers are known to be whole (`pooler ledger audit`), remove it") from None
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import structlog
 import trio
@@ -22,6 +23,7 @@ from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded
 from coordinator.opening import make_reaper, open_store
 from coordinator.parts import Coordinator
+from coordinator.remembered import MemoryUnreadable, Remembered
 from coordinator.spec import CoordinatorSpec, SpecFault
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 
@@ -68,7 +70,7 @@ class Service:
             try:
                 spec = self._spec = CoordinatorSpec.parse(await link.call("spec"))
                 await self._serve(spec, link)
-            except (SpecFault, EtcdMissing, LinkRefused) as fault:
+            except (SpecFault, EtcdMissing, MemoryUnreadable, LinkRefused) as fault:
                 _log.error(Event.SOMETHING_FAILED, why=str(fault))
                 code = 2
             except LinkLost:
@@ -88,6 +90,7 @@ class Service:
                     self._stopping.set()
 
     async def _serve(self, spec: CoordinatorSpec, link: Link) -> None:
+        remembered = Remembered(Path(spec.run_dir))  # before anything is started that its fault would end
         async with open_store(spec) as store:
             coordinator: Coordinator | None = None
 
@@ -95,7 +98,7 @@ class Service:
                 head = coordinator.views.views[db].head if coordinator else None
                 return head.tag if head else UNFOUNDED_TAG
 
-            coordinator = Coordinator(spec, store, make_reaper(spec, tag_of))
+            coordinator = Coordinator(spec, store, make_reaper(spec, tag_of), remembered)
             self._coordinator = coordinator
             async with trio.open_nursery() as nursery:
                 await nursery.start(coordinator.run)

@@ -80,6 +80,7 @@ class CoordinatorSpec:
     etcd: EtcdSpec
     databases: tuple[DatabaseSpec, ...]
     http_fd: int | None = None
+    http_token: str | None = field(default=None, repr=False)
     reconcile: str = "observe"  # or "terminate"
     unknown_terminate_after_seconds: float = 60.0
     orphan_connect_grace_seconds: float = 120.0
@@ -94,7 +95,8 @@ class CoordinatorSpec:
                 machine_id=values["machine_id"], run_dir=values["run_dir"], socket=values["socket"],
                 lease_ttl_seconds=float(values["lease_ttl_seconds"]), etcd=EtcdSpec.parse(values["etcd"]),
                 databases=tuple(DatabaseSpec.parse(each) for each in values["databases"]),
-                http_fd=values.get("http_fd"), reconcile=values.get("reconcile") or "observe",
+                http_fd=values.get("http_fd"), http_token=values.get("http_token"),
+                reconcile=values.get("reconcile") or "observe",
                 unknown_terminate_after_seconds=float(values.get("unknown_terminate_after_seconds") or 60.0),
                 orphan_connect_grace_seconds=float(values.get("orphan_connect_grace_seconds", 120.0)),
                 node_identity=values.get("node_identity") or "node",

@@ -176,7 +176,9 @@ class Supervisor:
     async def _spec(self, place: Place, process: Process, args: Args) -> dict[str, Any]:
         if place.role == COORDINATOR:
             http = self._sockets.descriptors_of_coordinator()
-            return {**coordinator_spec(self._settings), "http_fd": http[0] if http else None}
+            token = self._settings.http.token
+            return {**coordinator_spec(self._settings), "http_fd": http[0] if http else None,
+                    "http_token": token.get_secret_value() if token is not None else None}
         if self._stop_asked.is_set():
             raise LinkRefused("stopping", "the fleet is being stopped")  # its sockets are let go
         return {

@@ -18,6 +18,7 @@ import trio
 from coordinator.ledger.record import Kind, Permit
 from coordinator.link import LinkRefused
 from coordinator.link_values import parse_permit
+from coordinator.remembered import FILE_NAME
 from pooler.demo.etcd import Etcd
 from tests.coordinator.parts import (
     DB,
@@ -235,10 +236,28 @@ async def test_its_pages_show_health_readiness_metrics_and_the_ledger(spec: dict
                 assert shown["sessions"][0]["owner"] == worker.boot_id
 
 
-async def get(port: int, path: str) -> tuple[int, str]:
+async def test_the_token_is_asked_of_all_its_pages_but_the_health_pages(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, hosts=["127.0.0.1:1"], endpoints=["127.0.0.1:1"]) | {"http_token": "s3cret-ü"}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        async with coordinator(spec | {"http_fd": listening.fileno()}) as supervisor:
+            await supervisor.serving()
+            assert await get(port, "/healthz") == (200, "alive\n")
+            assert (await get(port, "/readyz"))[0] == 503  # without a token, and with the reason
+            for path in ("/metrics", "/api/ledger"):
+                for words in ("", "Bearer", "Bearer wrong", "Basic s3cret"):
+                    status, body = await get(port, path, words)
+                    assert (status, body) == (401, "a bearer token is needed\n")
+                assert (await get(port, path, "bearer s3cret-ü"))[0] != 401
+    assert "s3cret" not in (tmp_path / "coordinator.log").read_text()
+
+
+async def get(port: int, path: str, authorization: str = "") -> tuple[int, str]:
     """(status, body)."""
+    words = f"Authorization: {authorization}\r\n" if authorization else ""
+    request = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{words}\r\n"
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        await stream.send_all(request.encode())
         answer = b""
         async for part in stream:
             answer += part
@@ -267,6 +286,19 @@ async def test_a_specification_that_cannot_be_used_is_one_line_and_exit_code_2(t
         with trio.fail_after(10):
             assert await trio.to_thread.run_sync(supervisor.process.wait) == 2
     assert "lacks 'lease_ttl_seconds'" in log_events(tmp_path)[-1]["why"]
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+async def test_a_broken_memory_of_the_ledgers_is_one_line_and_exit_code_2(
+    tmp_path: Path, embedded: bool
+) -> None:
+    (tmp_path / FILE_NAME).write_text('{"shop/wr')
+    spec = make_spec(tmp_path, hosts=["127.0.0.1:1"], endpoints=None if embedded else ["127.0.0.1:1"])
+    async with coordinator(spec) as supervisor:
+        with trio.fail_after(10):
+            assert await trio.to_thread.run_sync(supervisor.process.wait) == 2
+    assert f"{tmp_path / FILE_NAME} cannot be read" in log_events(tmp_path)[-1]["why"]
+    assert "Traceback" not in (tmp_path / "coordinator.log").read_text()
 
 
 def two_hosts(
