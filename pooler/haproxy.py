@@ -76,7 +76,7 @@ def _front(settings: Settings, name: str, bind: str | None) -> Address:
     port = haproxy_port(name, settings.services[name])
     if port is None:
         raise HAProxyRefused(f"services.{name}.haproxy_port: is required for a service of this name")
-    front = Address(bind or settings.fleet.listen[0].host, port)
+    front = Address(bind or settings.fleet.listen_host, port)
     for entry, database in settings.databases.items():
         for server in database.hosts:
             local = server.is_loopback() and (front.is_loopback() or front.is_wildcard())

@@ -53,10 +53,11 @@ def _paths(fleet: FleetSettings) -> Iterator[Found]:
     longest = fleet.run_dir / "coordinator.sock"
     if len(str(longest).encode()) > UNIX_PATH_BYTES_MAX:
         yield "fleet.run_dir", f"{fleet.run_dir} is too long: {longest} must fit {UNIX_PATH_BYTES_MAX} bytes"
-    if fleet.unix_socket_dir is not None:
-        socket = fleet.unix_socket_dir / f".s.PGSQL.{fleet.listen[0].port}"
-        if len(str(socket).encode()) > UNIX_PATH_BYTES_MAX:
-            yield "fleet.unix_socket_dir", f"too long: {socket} must fit {UNIX_PATH_BYTES_MAX} bytes"
+    socket = fleet.unix_socket
+    if socket is None and not fleet.listen:
+        yield "fleet.listen", "is empty, and so is fleet.unix_socket_dir: nobody could come in"
+    if socket is not None and len(str(socket).encode()) > UNIX_PATH_BYTES_MAX:
+        yield "fleet.unix_socket_dir", f"too long: {socket} must fit {UNIX_PATH_BYTES_MAX} bytes"
 
 
 def _ports(

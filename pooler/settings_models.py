@@ -33,6 +33,7 @@ PoolMode = Literal["session", "transaction", "statement"]
 Role = Literal["write", "read", "offline"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
+ANY_DATABASE = "*"  # the entry for names that have none of their own
 FLEET_NAME = r"^[a-z0-9-]{1,24}$"
 
 
@@ -47,7 +48,7 @@ class FleetSettings(Strict):
 
     name: str = Field(pattern=FLEET_NAME)
     workers: int = Field(default_factory=default_workers, ge=1, le=WORKERS_MAX)
-    listen: HostPorts = Field((Address("127.0.0.1", 6432),), min_length=1)
+    listen: HostPorts = (Address("127.0.0.1", 6432),)
     worker_host: str | None = Field(None, description="where workers listen; default: the host of `listen`")
     listen_backlog: int = Field(128, ge=1, le=65535)
     listen_proxy: bool = False
@@ -55,13 +56,28 @@ class FleetSettings(Strict):
     proxy_protocol_from: Networks = ()
     unix_socket_dir: PathValue | None = None
     unix_socket_mode: int = Field(0o777, ge=0, le=0o777)
+    unix_socket_group: str | None = Field(None, min_length=1)
+    unix_socket_port: Port | None = Field(None, description="in its name; default: the port of `listen`")
     drain_timeout_seconds: Seconds = Field(60.0, alias="drain_timeout")
     drain_notice_seconds: Seconds = Field(3.0, alias="drain_notice")
 
     @property
     def host_for_workers(self) -> str:
         """The host each worker's own ports are on."""
-        return self.worker_host if self.worker_host is not None else self.listen[0].host
+        return self.worker_host if self.worker_host is not None else self.listen_host
+
+    @property
+    def listen_host(self) -> str:
+        """The first host of `listen`; loopback where only a unix socket is listened on."""
+        return self.listen[0].host if self.listen else "127.0.0.1"
+
+    @property
+    def unix_socket(self) -> Path | None:
+        """Where the unix socket is, if there is one."""
+        if self.unix_socket_dir is None:
+            return None
+        port = self.unix_socket_port or (self.listen[0].port if self.listen else 6432)
+        return self.unix_socket_dir / f".s.PGSQL.{port}"
 
 
 class ServiceSettings(Strict):
@@ -204,10 +220,11 @@ class TenantSettings(Strict):
 
 
 class AdminSettings(Strict):
-    """Who may use the console."""
+    """Who may use the console. `as_pgbouncer`: it has PgBouncer's columns, texts and door, and no more."""
 
     users: Strings = ()
     stats_users: Strings = ()
+    as_pgbouncer: bool = False
 
 
 class HttpSettings(Strict):
@@ -254,20 +271,24 @@ class Settings(Strict):
     def control_socket(self) -> Path:
         return self.fleet.run_dir / "control.sock"
 
+    def database(self, name: str) -> DatabaseSettings:
+        """The entry that serves a name: its own, else the one for any name. KeyError if there is neither."""
+        return self.databases[name] if name in self.databases else self.databases[ANY_DATABASE]
+
     def pool_size(self, name: str) -> int:
         """Server sessions of one pool of database `name`, over the whole fleet."""
-        return self.databases[name].pool_size or self.pool.default_pool_size
+        return self.database(name).pool_size or self.pool.default_pool_size
 
     def pool_mode(self, name: str, service: str | None = None) -> PoolMode:
         """The service's mode if it names one, else the database's, else the pool's."""
         served = self.services[service].pool_mode if service is not None else None
-        return served or self.databases[name].pool_mode or self.pool.pool_mode
+        return served or self.database(name).pool_mode or self.pool.pool_mode
 
     def database_for(self, name: str, service: str | None) -> str | None:
         """The `databases` entry a client asking for `name` gets: by name on the shared port (None), and on a
         service's port the entry of that service's role with this dbname. None if there is none."""
         if service is None:
-            return name if name in self.databases else None
+            return name if name in self.databases or ANY_DATABASE in self.databases else None
         role = self.services[service].database_role
         fitting = [n for n, d in self.databases.items() if d.role == role and name in (n, d.dbname or n)]
         return name if name in fitting else (fitting[0] if fitting else None)

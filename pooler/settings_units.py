@@ -87,7 +87,11 @@ class Address:
     def overlaps(self, other: Address) -> bool:
         """Whether both cannot be listened on at once."""
         same_host = _canonical_host(self.host) == _canonical_host(other.host)
-        return self.port == other.port and (same_host or self.is_wildcard() or other.is_wildcard())
+        return self.port == other.port and (same_host or self._covers(other) or other._covers(self))
+
+    def _covers(self, other: Address) -> bool:
+        """Every address of one family; a name may have addresses of both."""
+        return self.is_wildcard() and (other.host[:1].isalpha() or (":" in self.host) == (":" in other.host))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def plan_for(
     settings: Settings, name: str, user: str, secret: ServerSecret, service: str | None = None
 ) -> PoolPlan:
     """The plan of the pool that serves `user` on the `databases` entry `name`."""
-    database: DatabaseSettings = settings.databases[name]
+    database: DatabaseSettings = settings.database(name)
     if database.user is not None:
         password = database.password.get_secret_value() if database.password is not None else None
         secret = ServerSecret(plain=password.encode() if password is not None else None)

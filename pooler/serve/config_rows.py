@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pooler.observe.rows import Row, config_row
 from pooler.observe.snapshot import ConfigRow
-from pooler.settings import PoolSettings, Settings
+from pooler.settings import FleetSettings, PoolSettings, Settings
 
 AT_START_ONLY = frozenset({
     "pkt_buf", "track_extra_parameters", "session_state_functions",
 })
 
 
-def config_rows(settings: Settings) -> Iterator[Row]:
-    """Rows sorted by key; nothing secret is among them."""
+def config_rows(settings: Settings, set_here: Collection[str] = ()) -> Iterator[Row]:
+    """Rows sorted by key; nothing secret is among them. `set_here`: the keys whose values are of a SET."""
     rows = list(_of(settings.pool, PoolSettings.model_fields))
     fleet = settings.fleet
-    listen = fleet.listen[0]
     rows += [
-        _row("listen_addr", listen.host, "127.0.0.1", changeable=False),
-        _row("listen_port", str(listen.port), "6432", changeable=False),
+        _row("listen_addr", ",".join(each.host for each in fleet.listen), "127.0.0.1", changeable=False),
+        _row("listen_port", _port(fleet), "6432", changeable=False),
         _row("listen_backlog", str(fleet.listen_backlog), "128", changeable=False),
         _row("unix_socket_dir", str(fleet.unix_socket_dir or ""), "", changeable=False),
         _row("auth_type", settings.auth.type, "scram-sha-256"),
@@ -34,7 +34,7 @@ def config_rows(settings: Settings) -> Iterator[Row]:
         _row("workers", str(fleet.workers), None, changeable=False),
     ]
     for row in sorted(rows, key=lambda each: each.key):
-        yield config_row(row)
+        yield config_row(replace(row, source="runtime") if row.key in set_here else row)
 
 
 def _of(model: BaseModel, fields: dict[str, FieldInfo]) -> Iterator[ConfigRow]:
@@ -46,6 +46,10 @@ def _of(model: BaseModel, fields: dict[str, FieldInfo]) -> Iterator[ConfigRow]:
 
 def _row(key: str, value: str, default: str | None, *, changeable: bool = True) -> ConfigRow:
     return ConfigRow(key, value, default, changeable, "default" if value == default else "file")
+
+
+def _port(fleet: FleetSettings) -> str:
+    return str(fleet.listen[0].port if fleet.listen else fleet.unix_socket_port or "")
 
 
 def _text(value: object) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -59,9 +60,9 @@ class FleetSockets:
             self.http.append(_listen_tcp("http.worker_ports", address, backlog))
             address = Address(host, http.agent_ports + index)
             self.agent.append(_listen_tcp("http.agent_ports", address, backlog))
-        if fleet.unix_socket_dir is not None:
-            path = fleet.unix_socket_dir / f".s.PGSQL.{fleet.listen[0].port}"
-            self.unix.append(_listen_unix(path, fleet.unix_socket_mode, backlog))
+        if (path := fleet.unix_socket) is not None:
+            group = fleet.unix_socket_group
+            self.unix.append(_listen_unix(path, fleet.unix_socket_mode, group, backlog))
             self._paths.append(path)
 
     def for_worker(self, index: int) -> dict[str, object]:
@@ -126,14 +127,20 @@ def _listen_tcp(setting: str, address: Address, backlog: int) -> socket.socket:
     return listener
 
 
-def _listen_unix(path: Path, mode: int, backlog: int) -> socket.socket:
+def _listen_unix(path: Path, mode: int, group: str | None, backlog: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_stale(path)
         listener.bind(str(path))
+        if group is not None:
+            shutil.chown(path, group=group)
         os.chmod(path, mode)
         listener.listen(backlog)
         listener.setblocking(False)
+    except LookupError:
+        listener.close()
+        path.unlink()
+        raise PortRefused(f"fleet.unix_socket_group {group}: there is no such group") from None
     except OSError as fault:
         listener.close()
         raise PortRefused(f"fleet.unix_socket_dir {path}: {_why(fault)}") from None
