@@ -22,9 +22,23 @@ class AuthType(StrEnum):
     """What the configuration asks of clients."""
 
     TRUST = "trust"
+    ANY = "any"
     PASSWORD = "password"
     MD5 = "md5"
     SCRAM = "scram-sha-256"
+    CERT = "cert"
+    PEER = "peer"
+    PAM = "pam"
+    HBA = "hba"  # one of the others, by the rules of a file
+    REJECT = "reject"
+
+
+class Certificate(StrEnum):
+    """What certificate a client must show besides its proof."""
+
+    NONE = "none"
+    SIGNED = "verify-ca"
+    NAMED = "verify-full"
 
 
 class Method(StrEnum):
