@@ -92,7 +92,7 @@ class Worker:
         self.registry = Registry(settings, self.parts)
         self.userlist = _userlist_of(settings)
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
-        self.commands = Commands(self.registry, Standing(run_dir))
+        self.commands = Commands(self.registry, Standing(run_dir), self._take_settings)
         self.fleet_view = FleetView(self.registry, self.permits, self.figures, link)
         self.entrance = Entrance(
             self.registry, self.count, self.cancel, self._console, self.parts.parameters_of)
@@ -187,12 +187,12 @@ class Worker:
         self.count.leave()
 
     async def _console(self, raw: Any, asked: Any) -> None:
-        await open_console(raw, asked, self.settings, self.fleet_view)
+        await open_console(raw, asked, self.registry, self.fleet_view)
 
     async def cancel(self, key: bytes) -> None:
         """A CancelRequest that came in here: ours, or another worker's."""
         ordinal = ordinal_of(key)
-        if key in self.registry.clients:
+        if key in self.registry.clients or key in self.registry.consoles:
             await self.holder.cancel(key)
         elif ordinal is not None and ordinal != self.permits.ordinal:
             await self.permits.forward_cancel(ordinal, key)
@@ -228,11 +228,15 @@ class Worker:
             self.userlist = _userlist_of(settings)
         except UsageFault as fault:  # the users of before stay
             problems = str(fault).splitlines()
+        self._take_settings(settings)
+        self.commands.reloaded()
+        return {"problems": problems}
+
+    def _take_settings(self, settings: Settings) -> None:
         self.settings = self.registry.settings = settings
         self.registry.apply_settings()
         for acceptor in self.acceptors:
             acceptor.keepalive = _of_clients(settings)
-        return {"problems": problems}
 
     async def status(self, args: Args) -> Args:
         """Figures for `fleet status`."""

@@ -31,7 +31,10 @@ DATABASE_COMMANDS: Final = {  # verb: what stands after it
     "enable": _NEEDED,
     "kill_client": _NEEDED,
     "reload": _NONE,
-    "suspend": _NONE,
+}
+NOT_SERVED: Final = {  # PgBouncer's verb: what there is instead
+    "suspend": "To replace running workers without a pause: pooler fleet restart --rolling. "
+               "To stop the granting of sessions: PAUSE.",
 }
 SHUTDOWN_MODES: Final = ("wait_for_servers", "wait_for_clients")
 VERBS: Final = ("show", *DATABASE_COMMANDS, "shutdown", "set")
@@ -164,6 +167,8 @@ def _command(words: list[_Word], version: str) -> Command:
         return _shutdown(rest)
     if verb in DATABASE_COMMANDS:
         return _act(verb, rest)
+    if verb in NOT_SERVED:
+        return Unknown(f"{verb.upper()} is not supported", NOT_SERVED[verb], "0A000")
     if verb in _BLOCK_VERBS:
         return Nothing(_BLOCK_TAGS.get(verb, verb.upper()), opens=_BLOCK_VERBS[verb])
     if verb in _SILENT_VERBS:

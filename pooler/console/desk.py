@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any, Literal, Protocol
 
 import structlog
+import trio
 
 from pooler.console.commands import Act, Answer, Command, Nothing, Show, help_text
 from pooler.console.merge import merge_rows
@@ -34,11 +35,13 @@ class ConsoleUser:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Who carried a command out, who could not and why, and who did not answer in time."""
+    """Who carried a command out, who could not and why, and who did not answer in time. `notices`: what the
+    user must know although it was carried out."""
 
     done: Sequence[str]
     failed: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
+    notices: Sequence[str] = ()
 
 
 class FleetView(Protocol):
@@ -48,7 +51,8 @@ class FleetView(Protocol):
         """Rows of every worker, each with its `worker`."""
 
     async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
-        """Carry it out on every worker; returns when each has answered or is out of time."""
+        """Carry it out on every worker; returns when it holds, however long that takes (PAUSE, WAIT_CLOSE:
+        cancelled when the user leaves), or when a worker has refused or is out of time."""
 
 
 class Refused(PoolerError):
@@ -66,15 +70,28 @@ class Result:
     tag: str
     columns: tuple[Column, ...] = ()
     rows: tuple[tuple[str | int | None, ...], ...] = ()
-    notice: str = ""
+    notices: tuple[str, ...] = ()
+
+
+class Interrupt:
+    """A console user's cancel requests: they end the command that is being carried out, if there is one."""
+
+    def __init__(self) -> None:
+        self.scope: trio.CancelScope | None = None
+
+    def cancel(self) -> None:
+        """End it."""
+        if self.scope is not None:
+            self.scope.cancel()
 
 
 class Desk:
     """Carries commands out for one user."""
 
-    def __init__(self, who: ConsoleUser, fleet: FleetView) -> None:
+    def __init__(self, who: ConsoleUser, fleet: FleetView, interrupt: Interrupt) -> None:
         self._who = who
         self._fleet = fleet
+        self._interrupt = interrupt
         self.in_block = False
 
     @property
@@ -98,7 +115,7 @@ class Desk:
 
     async def _show(self, show: Show) -> Result:
         if show.item == "help":
-            return Result("SHOW", notice=help_text())
+            return Result("SHOW", notices=(help_text(),))
         if show.item == "version":
             return _table("version", [{"version": VERSION}])
         per_worker = show.argument is not None and show.argument.lower() == PER_WORKER
@@ -113,10 +130,17 @@ class Desk:
         arguments = dict(act.arguments)
         log.info(Event.COMMAND_ISSUED, user=self._who.name, address=self._who.address, command=act.name, **{
             name: arguments[name] for name in ("database", "mode", "client", "key") if name in arguments})
-        outcome = await self._fleet.command(act.name, arguments)
+        outcome = await self._uninterrupted(act, arguments)
         if outcome.failed or outcome.missing:
             raise _incomplete(act, outcome)
-        return Result(act.tag)
+        return Result(act.tag, notices=tuple(outcome.notices))
+
+    async def _uninterrupted(self, act: Act, arguments: dict[str, Any]) -> CommandResult:
+        """Raises Refused if the user cancels it: that ends the wait, and takes nothing back."""
+        with trio.CancelScope() as self._interrupt.scope:
+            return await self._fleet.command(act.name, arguments)
+        raise Refused("canceling statement due to user request", code="57014",
+                      detail=f"What {act.name.upper()} has done so far holds.")
 
 
 def _incomplete(act: Act, outcome: CommandResult) -> Refused:

@@ -87,7 +87,7 @@ class Dialogue:
         await self.flush()
 
     def _whole(self, result: Result) -> None:
-        self._notice(result)
+        self._notify(result)
         if result.columns:
             self._out.append(describe_row(result.columns, ()))
             self._out += [encode_row(result.columns, row, ()) for row in result.rows]
@@ -175,7 +175,7 @@ class Dialogue:
             portal.result = await self._desk.run(portal.command)
         result = portal.result
         if portal.sent == 0:
-            self._notice(result)
+            self._notify(result)
         rows_max = struct.unpack_from("!i", body, at)[0]
         end = len(result.rows) if rows_max <= 0 else min(len(result.rows), portal.sent + rows_max)
         rows = result.rows[portal.sent : end]
@@ -200,9 +200,8 @@ class Dialogue:
 
     # ---- answers
 
-    def _notice(self, result: Result) -> None:
-        if result.notice:
-            self._out.append(messages.notice_response(Fault("NOTICE", "00000", result.notice)))
+    def _notify(self, result: Result) -> None:
+        self._out += [messages.notice_response(Fault("NOTICE", "00000", text)) for text in result.notices]
 
     def _fault(self, error: PoolerError) -> None:
         code = getattr(error, "code", error.sqlstate)

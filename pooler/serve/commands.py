@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import trio
+import structlog
 
 from coordinator.link import LinkRefused
+from pooler.errors import UsageFault
+from pooler.observe.events import Event
 from pooler.serve.registry import Registry
-from pooler.serve.standing import Standing
+from pooler.serve.runtime_settings import with_setting
+from pooler.serve.standing import Standing, Stands
+from pooler.settings import Settings
 
-PAUSE_POLL_SECONDS = 0.02
+log = structlog.get_logger()
+
+
+def no_client(number: str) -> str:
+    """What a worker says that has no such client."""
+    return f"no client has the id {number}: SHOW CLIENTS lists them"
 
 
 class Commands:
-    """One worker's part of PAUSE, RESUME and the rest; each returns when it holds here."""
+    """One worker's part of PAUSE, RESUME and the rest. Each holds when it returns, and waits for nobody: what
+    PAUSE and WAIT_CLOSE wait for, the console asks after.
+    """
 
-    def __init__(self, registry: Registry, standing: Standing) -> None:
+    def __init__(
+        self, registry: Registry, standing: Standing, take_settings: Callable[[Settings], None]
+    ) -> None:
         self._registry = registry
         self._standing = standing
+        self._take_settings = take_settings
         self._actions = {
             "pause": self._pause, "resume": self._resume, "disable": self._disable, "enable": self._enable,
-            "reconnect": self._reconnect, "kill": self._kill,
+            "reconnect": self._reconnect, "kill": self._kill, "wait_close": self._wait_close,
         }
+        self._special = {"kill_client": self._kill_client, "set": self._set}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What `run` knows."""
+        return frozenset((*self._actions, *self._special))
 
     async def run(self, name: str, args: dict[str, Any]) -> None:
-        """Carry out `name` on args["database"] (None: all). Raises LinkRefused with the reason."""
+        """Carry out `name` on args["database"] (None: all), KILL_CLIENT on args["client"], SET args["key"] to
+        args["value"]. Raises LinkRefused with the reason."""
+        special = self._special.get(name.lower())
+        if special is not None:
+            special(args)
+            return
         database = args.get("database")
         if database is not None and database not in self._registry.settings.databases:
             raise LinkRefused("no_database", f"no such database: {database}")
@@ -35,21 +61,31 @@ class Commands:
         await action(database)
 
     def recall(self) -> None:
-        """Take over what was paused and disabled before this worker started."""
-        paused, disabled = self._standing.read()
-        self._registry.disabled |= disabled
-        self._registry.paused |= paused
-        for name in paused:
+        """Take over what was paused, disabled and set before this worker started."""
+        stands = self._standing.read()
+        self._registry.disabled |= stands.disabled
+        self._registry.paused |= stands.paused
+        for name in stands.paused:
             for pool in self._registry.by_name(name):
                 pool.pause()
+        for key, value in stands.settings.items():
+            try:
+                self._change(key, value)
+            except UsageFault as fault:
+                log.error(Event.SOMETHING_FAILED, what=f"SET {key} = {value}, as before", why=str(fault))
+
+    def reloaded(self) -> None:
+        """The config was read again: what was SET is over."""
+        if self._registry.set_here:
+            self._registry.set_here.clear()
+            self._keep()
 
     async def _pause(self, database: str | None) -> None:
-        """Nothing more is granted; done when no session is in use."""
+        """Nothing more is granted."""
         self._mark_paused(database)
-        while any(pool.core.active for pool in self._registry.by_name(database)):
-            if not self._is_paused(database):
-                return  # resumed meanwhile
-            await trio.sleep(PAUSE_POLL_SECONDS)  # noqa: TID251 - sessions fall idle in the reactor, unheard
+
+    async def _wait_close(self, database: str | None) -> None:
+        """Nothing is to be done: the console waits."""
 
     async def _resume(self, database: str | None) -> None:
         registry = self._registry
@@ -82,8 +118,30 @@ class Commands:
                 client.break_off("57P01", "database killed by an administrator")
             pool.close_idle("killed by an administrator")
 
+    def _set(self, args: dict[str, Any]) -> None:
+        try:
+            self._change(str(args["key"]), str(args["value"]))
+        except UsageFault as fault:
+            raise LinkRefused("no_setting", str(fault)) from None
+        self._keep()
+
+    def _change(self, key: str, value: str) -> None:
+        """Raises UsageFault."""
+        self._take_settings(with_setting(self._registry.settings, key, value))
+        self._registry.set_here[key] = value
+
+    def _kill_client(self, args: dict[str, Any]) -> None:
+        number = str(args.get("client"))
+        is_number = number.isascii() and number.isdigit() and len(number) <= 10
+        client = self._registry.numbers.find(int(number)) if is_number else None
+        if client is None:
+            raise LinkRefused("no_client", no_client(number))
+        client.break_off("57P01", "connection ended by an administrator")
+
     def _keep(self) -> None:
-        self._standing.keep(self._registry.paused, self._registry.disabled)
+        registry = self._registry
+        self._standing.keep(Stands(
+            frozenset(registry.paused), frozenset(registry.disabled), dict(registry.set_here)))
 
     def _mark_paused(self, database: str | None) -> None:
         registry = self._registry
@@ -91,7 +149,3 @@ class Commands:
         self._keep()
         for pool in registry.by_name(database):
             pool.pause()
-
-    def _is_paused(self, database: str | None) -> bool:
-        paused = self._registry.paused
-        return database in paused if database is not None else bool(paused)

@@ -138,7 +138,7 @@ class Entrance:
         self.logins += 1
         pool.logins += 1
         pool.clients.add(client)
-        registry.clients[client.cancel_key] = client
+        registry.entered(client)
         client.start(asked.leftover)
 
     async def _greet(self, pool: Pool, raw: RawSocket, asked: LoggedIn, deadline: float) -> ClientConn:

@@ -19,6 +19,8 @@ from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
 from pooler.serve.config_rows import config_rows
 from pooler.serve.registry import Registry
+from pooler.serve.stillness import ITEM as STILLNESS
+from pooler.serve.stillness import close_needed, stillness_rows
 from pooler.settings import Settings
 
 VERSION = version("pooler")
@@ -95,7 +97,7 @@ class Figures:
         makers = {
             "clients": self._clients, "servers": self._servers, "databases": self._databases,
             "users": self._users, "lists": self._lists, "workers": self._worker,
-            "config": self._config,
+            "config": self._config, STILLNESS: self._stillness,
         }
         make = makers.get(what)
         return [] if make is None else list(make())
@@ -137,6 +139,7 @@ class Figures:
             "sessions_busy": sum(len(pool.core.active) for pool in pools),
             "transactions": sum(pool.transactions for pool in pools),
             "holders": holders(self._registry),
+            "set": dict(self._registry.set_here),
             "linked": self._permits.statistics().linked,
             "epochs": {db: view.epoch for db, view in self._permits.ledgers.items()},
         }
@@ -147,7 +150,7 @@ class Figures:
         now = monotonic()
         for pool in self._registry.pools.values():
             for client in pool.clients:
-                yield r.socket_row(client_row(pool, client, now))
+                yield r.socket_row(client_row(pool, client, now, self._registry.numbers.number(client)))
 
     def _servers(self) -> Iterable[r.Row]:
         for server in self._registry.parts.servers:
@@ -186,7 +189,10 @@ class Figures:
             self.statistics(), databases=len(self._registry.settings.databases), users=len(users))
 
     def _config(self) -> Iterable[r.Row]:
-        return config_rows(self._registry.settings)
+        return config_rows(self._registry.settings, self._registry.set_here)
+
+    def _stillness(self) -> Iterable[r.Row]:
+        return stillness_rows(self._registry)
 
     def _worker(self) -> Iterable[r.Row]:
         status = self.status()
@@ -233,7 +239,7 @@ def pool_statistics(pool: Pool) -> s.PoolStatistics:
         transaction_times=pool.transaction_times.value())
 
 
-def client_row(pool: Pool, client: ClientConn, now: float) -> s.ClientRow:
+def client_row(pool: Pool, client: ClientConn, now: float, number: int) -> s.ClientRow:
     """SHOW CLIENTS."""
     host, _, port = client.address.rpartition(":")
     waiting = client.ticket.waiting
@@ -247,7 +253,7 @@ def client_row(pool: Pool, client: ClientConn, now: float) -> s.ClientRow:
         pointer=f"{id(client):#x}", link=f"{id(client.server):#x}" if client.server is not None else "",
         remote_pid=0, application_name=client.application_name,
         prepared_statements=len(client.statements) if client.statements is not None else 0,
-        id=id(client) & 0x7FFFFFFF)
+        id=number)
 
 
 def server_row(server: ServerConn) -> s.ServerRow:
@@ -259,7 +265,7 @@ def server_row(server: ServerConn) -> s.ServerRow:
     return s.ServerRow(
         user=plan.user, database=plan.name, state=state, address=host, port=int(port or 0),
         local_address=local[0], local_port=local[1], connected_at_us=_clock_us(server.connected_at),
-        requested_at_us=_clock_us(server.query_at), close_needed=bool(server.retire),
+        requested_at_us=_clock_us(server.query_at), close_needed=close_needed(server),
         pointer=f"{id(server):#x}", link=f"{id(server.client):#x}" if server.client is not None else "",
         remote_pid=server.pid, prepared_statements=len(server.statements),
         application_name=(server.parameters.get(b"application_name") or b"").decode(errors="replace"),

@@ -58,8 +58,11 @@ class WorkerHolder:
             self.epoch_heard(view)
 
     async def cancel(self, key: bytes) -> None:
-        """A CancelRequest: cancel what that client runs, or its wait."""
+        """A CancelRequest: cancel what that client runs, or its wait; a console's command."""
         registry = self._registry
+        if key in registry.consoles:
+            registry.consoles[key].cancel()
+            return
         client = registry.clients.get(key)
         if client is None:
             return

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from coordinator.ledger.record import Permit
+from pooler.console.session import Interrupt
 from pooler.errors import LoginRefused
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.plan import plan_for
 from pooler.pool.pool import Parts, Pool
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
+from pooler.serve.client_numbers import ClientNumbers
 from pooler.settings import Settings
 from pooler.wire.auth import ServerSecret
 
@@ -37,8 +39,11 @@ class Registry:
     parts: Parts
     pools: dict[PoolKey, Pool] = field(default_factory=dict)
     clients: dict[bytes, ClientConn] = field(default_factory=dict)
+    numbers: ClientNumbers[ClientConn] = field(default_factory=ClientNumbers)
+    consoles: dict[bytes, Interrupt] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)
+    set_here: dict[str, str] = field(default_factory=dict)  # by SET, on top of the config
     draining: bool = False  # no new clients; those whose login is under way are let in
     stopping: bool = False  # everybody goes
 
@@ -65,6 +70,16 @@ class Registry:
         else:
             pool.apply_settings(plan)
         return pool
+
+    def entered(self, client: ClientConn) -> None:
+        """A client was let in."""
+        self.clients[client.cancel_key] = client
+        self.numbers.give(client, self.parts.permits.ordinal)
+
+    def left(self, client: ClientConn) -> None:
+        """A client is gone; one that had not entered is none."""
+        self.clients.pop(client.cancel_key, None)
+        self.numbers.drop(client)
 
     def apply_settings(self) -> None:
         """After a reload: sizes and limits of the pools there are."""

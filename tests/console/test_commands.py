@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pooler.console.commands import (
     DATABASE_COMMANDS,
+    NOT_SERVED,
     SHOW_ITEMS,
     TEXT_BYTES_MAX,
     Act,
@@ -88,6 +89,8 @@ def test_what_drivers_say_by_themselves_is_understood(text: str, command: Comman
         ("frobnicate", "SHOW HELP lists what is known."),
         ("disable", "DISABLE name"),
         ("reload orders", "RELOAD"),
+        ("suspend", "To replace running workers without a pause: pooler fleet restart --rolling. "
+                    "To stop the granting of sessions: PAUSE."),
         ("pause a b", "PAUSE [name]"),
         ("select * from t", "SHOW HELP lists what it knows."),
     ],
@@ -129,3 +132,8 @@ def test_a_comment_without_an_end_is_a_comment_to_the_end() -> None:
     """Else each beginning of one would be looked at to the end of the text again: seconds of a worker."""
     assert parse("SHOW POOLS /* not ended") == parse("SHOW POOLS")
     assert parse("/* " * (TEXT_BYTES_MAX // 3)) == []
+
+
+def test_what_pgbouncer_has_and_we_have_not_is_told_as_such() -> None:
+    assert parse("SUSPEND;") == [Unknown("SUSPEND is not supported", NOT_SERVED["suspend"], "0A000")]
+    assert "SUSPEND" not in help_text()

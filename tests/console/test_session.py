@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +17,7 @@ import pytest
 import structlog
 import trio
 
-from pooler.console.session import CommandResult, ConsoleUser, serve_console
+from pooler.console.session import CommandResult, ConsoleUser, Interrupt, serve_console
 from pooler.errors import FleetUnreachable
 from pooler.net.stream import Broken, RawSocket
 from pooler.wire import messages
@@ -35,6 +36,9 @@ class Fleet:
         self.commands: list[tuple[str, dict[str, Any]]] = []
         self.result = CommandResult(done=["w0", "w1"])
         self.unreachable = False
+        self.interrupt = Interrupt()
+        self.waits = False  # a command goes on until it is cancelled
+        self.waiting, self.wait_ended = trio.Event(), trio.Event()
 
     async def show(self, item: str, argument: str | None) -> list[dict[str, Any]]:
         if self.unreachable:
@@ -50,6 +54,12 @@ class Fleet:
 
     async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
         self.commands.append((name, args))
+        if self.waits:
+            self.waiting.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.wait_ended.set()
         return self.result
 
 
@@ -64,7 +74,8 @@ async def admit(stream: trio.SocketStream, who: ConsoleUser, fleet: Fleet) -> No
             while (asked := read_first_packet(buffer)) is not None:
                 buffer = buffer[asked[1] :]
                 if not isinstance(asked[0], Encryption):
-                    await serve_console(sock, who, fleet, owed=messages.AUTHENTICATION_OK, leftover=buffer)
+                    await serve_console(sock, who, fleet, owed=messages.AUTHENTICATION_OK, leftover=buffer,
+                                        interrupt=fleet.interrupt)
                     return
                 await sock.send_all(b"N")
     except Broken:
@@ -314,3 +325,51 @@ async def test_terminate_ends_the_session_at_once() -> None:
     async with console(Fleet()) as port, raw(port) as client:
         await client.send(messages.TERMINATE + messages.query("show version"))
         assert await client.stream.receive_some() == b""
+
+
+async def test_a_user_that_leaves_ends_the_wait_of_its_command() -> None:
+    fleet = Fleet()
+    fleet.waits = True
+    async with console(fleet) as port:
+        async with raw(port) as client:
+            await client.send(messages.query("PAUSE") + messages.query("SHOW VERSION"))
+            await fleet.waiting.wait()
+        await fleet.wait_ended.wait()
+
+
+async def test_a_reset_connection_ends_the_wait_of_its_command() -> None:
+    fleet = Fleet()
+    fleet.waits = True
+    async with console(fleet) as port:
+        async with raw(port) as client:
+            await client.send(messages.query("PAUSE"))
+            await fleet.waiting.wait()
+            assert isinstance(client.stream, trio.SocketStream)
+            client.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await fleet.wait_ended.wait()
+
+
+async def test_a_cancel_request_ends_the_wait_and_what_was_sent_meanwhile_is_answered() -> None:
+    fleet = Fleet()
+    fleet.waits = True
+    async with console(fleet) as port, raw(port) as client:
+        await client.send(messages.query("PAUSE"))
+        await fleet.waiting.wait()
+        await client.send(messages.query("SHOW VERSION"))
+        fleet.interrupt.cancel()
+        first = await answers(client)
+        assert types(first) == "EZ"
+        assert b"C57014\0" in first[0][1]
+        assert types(await answers(client)) == "TDCZ"
+        fleet.interrupt.cancel()  # of a command that is over: nothing
+        fleet.waits = False
+        assert types(await answers(client, messages.query("RESUME"))) == "CZ"
+
+
+async def test_what_must_be_known_of_a_command_is_a_notice_before_its_tag() -> None:
+    fleet = Fleet()
+    fleet.result = CommandResult(done=["supervisor"], notices=["http changed", "etcd changed"])
+    async with console(fleet) as port, raw(port) as client:
+        found = await answers(client, messages.query("RELOAD"))
+        assert types(found) == "NNCZ"
+        assert b"Mhttp changed\0" in found[0][1]
