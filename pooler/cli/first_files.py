@@ -32,6 +32,10 @@ class ServerFacts:
     reserved: int  # reserved_connections, from version 16
     others: int
     in_recovery: bool
+    superuser: str = "postgres"  # one that may log in
+    upstream: tuple[str, int] | None = None  # of a standby: where it streams from, if we may know
+    reached: tuple[str, int] | None = None  # host and port of this connection, as libpq names them
+    by_socket: bool = False  # the DSN came by a unix socket; `hosts` has what it listens on beside
 
     @property
     def ordinary(self) -> int:
@@ -82,7 +86,7 @@ def divide(facts: ServerFacts) -> Budget:
 
 
 def first_files(facts: ServerFacts, app: Login, monitor: Login, console: Login) -> list[NewFile]:
-    """pooler.yaml, its policy, the userlist, the monitor's secret and roles.sql."""
+    """pooler.yaml, its policy, the userlist, the monitor's secret, roles.sql, and a libpq password file."""
     budget = divide(facts)
     word = _word(facts.dbname)
     return [
@@ -90,6 +94,7 @@ def first_files(facts: ServerFacts, app: Login, monitor: Login, console: Login) 
         NewFile(f"policies/{word}.yaml", _policy(facts, word, budget)),
         NewFile("userlist.txt", _userlist(app, console), 0o600),
         NewFile("monitor.secret", monitor.password + "\n", 0o600),
+        NewFile("pgpass", _pgpass(app, console), 0o600),
         NewFile("roles.sql", _roles(facts, budget, app, monitor), 0o600),
     ]
 
@@ -109,9 +114,11 @@ def _ledger(facts: ServerFacts, word: str) -> str:
 
 def _config(facts: ServerFacts, word: str, budget: Budget, monitor: Login) -> str:
     service = "replica" if facts.in_recovery else "primary"
+    note = "\n# The DSN came by a unix socket: other hosts need an address of this server that they reach." \
+        if facts.by_socket else ""
     hosts = ", ".join(_yaml(host) for host in facts.hosts)
     return f"""\
-# Written by `pooler init` for the server at {', '.join(facts.hosts)}. `pooler config check` checks it.
+# Written by `pooler init` for the server at {', '.join(facts.hosts)}. `pooler config check` checks it.{note}
 fleet:
   name: {_yaml(word)}
   listen: 127.0.0.1:6432              # shared by all workers: databases by name
@@ -173,6 +180,16 @@ def _userlist(app: Login, console: Login) -> str:
     lines = ["; who may log in to the fleet; the same secret logs the user in to the server"]
     lines += [f'"{_doubled(login.name)}" "{_doubled(login.password)}"' for login in (app, console)]
     return "\n".join(lines) + "\n"
+
+
+def _pgpass(app: Login, console: Login) -> str:
+    """libpq's password file (PGPASSFILE) for clients of the fleet on this host."""
+    lines = [(_escaped(login.name), _escaped(login.password)) for login in (app, console)]
+    return "".join(f"127.0.0.1:*:*:{name}:{password}\n" for name, password in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace(":", "\\:")
 
 
 def _roles(facts: ServerFacts, budget: Budget, app: Login, monitor: Login) -> str:

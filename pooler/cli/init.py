@@ -22,7 +22,10 @@ SELECT current_setting('server_version_num')::int, current_setting('max_connecti
        (SELECT count(*)::int FROM pg_stat_activity
          WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()),
        pg_is_in_recovery(), current_database(), current_user,
-       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
+       (SELECT rolname::text FROM pg_roles WHERE rolsuper AND rolcanlogin ORDER BY oid LIMIT 1),
+       (SELECT sender_host FROM pg_stat_wal_receiver), (SELECT sender_port FROM pg_stat_wal_receiver),
+       current_setting('listen_addresses'), current_setting('port')::int
 """
 
 
@@ -36,11 +39,12 @@ def init(
     """Read a server and write what a fleet in front of it needs; nothing on the server is changed.
 
     Writes pooler.yaml, a policy that fits max_connections, userlist.txt, monitor.secret, roles.sql (to be run
-    by a superuser) and haproxy.cfg, and prints the next commands.
+    by a superuser), pgpass (passwords for psql) and haproxy.cfg, and prints the next commands to paste.
 
     Example: pooler init --dsn postgresql://app:secret@db1:5432/orders --dir /etc/pooler
     """
     from pooler.cli.first_files import first_files
+    from pooler.cli.first_steps import next_steps
     from pooler.cli.out import print_json
     from pooler.haproxy import render_haproxy
     from pooler.settings import load
@@ -53,7 +57,7 @@ def init(
     rendered = render_haproxy(load(directory / "pooler.yaml"))
     (directory / "haproxy.cfg").write_text(rendered, encoding="utf-8")
     written = [str(directory / name) for name in (*(file.name for file in files), "haproxy.cfg")]
-    steps = next_steps(dsn, directory, facts)
+    steps = next_steps(dsn, directory, facts, app=logins[0].name, console=logins[2].name)
     if as_json:
         print_json({"written": written, "next": steps})
         return
@@ -88,22 +92,51 @@ def read_server(dsn: str) -> tuple[ServerFacts, tuple[Login, Login, Login]]:
 def _facts(server: psycopg.Connection[Any], row: tuple[Any, ...]) -> ServerFacts:
     from pooler.cli.first_files import ServerFacts
 
-    version, most, superuser_reserved, reserved, others, in_recovery, dbname, user, is_superuser = row
+    (version, most, superuser_reserved, reserved, others, in_recovery, dbname, user, is_superuser, superuser,
+     sender_host, sender_port, listens_on, port) = row
+    named = _named_hosts(server)
+    by_socket = any(_is_socket(host) for host, _ in named)
+    hosts = dict.fromkeys(
+        _tcp_address(listens_on, port) if _is_socket(host) else (host, own) for host, own in named)
     return ServerFacts(
-        _hosts(server), dbname, user, is_superuser, version, most, superuser_reserved, reserved, others,
-        in_recovery)
+        [f"[{host}]:{own}" if ":" in host else f"{host}:{own}" for host, own in hosts], dbname, user,
+        is_superuser, version, most, superuser_reserved, reserved, others, in_recovery,
+        superuser=user if is_superuser else superuser or "postgres",
+        upstream=(sender_host, sender_port) if sender_host else None,
+        reached=(server.info.host, server.info.port), by_socket=by_socket)
 
 
-def _hosts(server: psycopg.Connection[Any]) -> list[str]:
-    """host:port of each host of the DSN; one reached by a unix socket is named by loopback."""
+def _named_hosts(server: psycopg.Connection[Any]) -> list[tuple[str, int]]:
+    """(host, port) of each host of the DSN; the directory of a unix socket is a host, too."""
     given = server.info.get_parameters()
     names, ports = given.get("host", "").split(","), given.get("port", "").split(",")
     found = []
     for number, name in enumerate(names):
-        port = (ports[number] if number < len(ports) else ports[-1]) or str(server.info.port)
-        host = "127.0.0.1" if not name or name.startswith(("/", "@")) else name
-        found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        port = (ports[number] if number < len(ports) else ports[-1]) or server.info.port
+        found.append((name or server.info.host, int(port)))
     return found
+
+
+def _is_socket(host: str) -> bool:
+    return host.startswith(("/", "@"))
+
+
+def _tcp_address(listens_on: str, port: int) -> tuple[str, int]:
+    """Where a server that we reached by a unix socket answers over TCP, too. Raises UsageFault."""
+    from psycopg import pq
+
+    from pooler.errors import UsageFault
+
+    own = {"*": ("127.0.0.1", "::1"), "localhost": ("127.0.0.1", "::1"), "0.0.0.0": ("127.0.0.1",),
+           "::": ("::1",)}
+    for address in filter(None, (each.strip() for each in listens_on.split(","))):
+        for host in own.get(address, (address,)):
+            asked = f"host={host} port={port} connect_timeout={CONNECT_SECONDS_MAX}"
+            if pq.PGconn.ping(asked.encode()) == pq.Ping.OK:
+                return host, port
+    raise UsageFault(
+        "--dsn: the fleet reaches its servers over TCP, and this one, reached by a unix socket, answers on "
+        f"no TCP address (listen_addresses is '{listens_on}', port {port}): set listen_addresses")
 
 
 def _logins(server: psycopg.Connection[Any], facts: ServerFacts) -> tuple[Login, Login, Login]:
@@ -122,25 +155,6 @@ def _logins(server: psycopg.Connection[Any], facts: ServerFacts) -> tuple[Login,
     else:
         app = made(facts.user, server.info.password, is_new=False)
     return app, made("pooler_monitor"), made("admin")
-
-
-def next_steps(dsn: str, directory: Path, facts: ServerFacts) -> list[str]:
-    """The commands that follow, ready to paste; the password of the DSN is left out."""
-    import shlex
-
-    from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
-    words: dict[str, Any] = {key: value for key, value in conninfo_to_dict(dsn).items() if key != "password"}
-    shown = make_conninfo(**words)
-    config = shlex.quote(str(directory / "pooler.yaml"))
-    service = 5434 if facts.in_recovery else 5433
-    return [
-        f"psql {shlex.quote(shown)} -f {shlex.quote(str(directory / 'roles.sql'))}    # as a superuser",
-        f"pooler config check {config}",
-        f"pooler fleet run -c {config}",
-        f"haproxy -f {shlex.quote(str(directory / 'haproxy.cfg'))}    # or clients come in by port 6432",
-        f"psql -h 127.0.0.1 -p {service} -d {shlex.quote(facts.dbname)}    # users are those of userlist.txt",
-    ]
 
 
 def _refuse_overwriting(directory: Path, names: list[str], force: bool) -> None:

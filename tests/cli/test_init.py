@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import stat
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from coordinator.policy import load_policy
 from pooler.cli.first_files import Login, ServerFacts, ServerTooSmall, divide, first_files
+from pooler.cli.first_steps import superuser_dsn
+from pooler.demo.etcd import find_etcd
+from pooler.demo.fleet import http_status
+from pooler.demo.haproxy import find_program
+from pooler.demo.postgres import Server
+from pooler.demo.process import Child, free_ports
 from pooler.settings import load
 from tests.cli.conftest import Pooler
-from tests.support.postgres import Database
+from tests.support.need import missing
+from tests.support.postgres import Database, MakeServer
 
 FACTS = ServerFacts(["db1:5432"], "Orders DB", "postgres", True, 160004, 100, 3, 2, 4, False)
 APP, MONITOR, CONSOLE = (
@@ -83,10 +96,11 @@ def test_a_real_server_is_read_and_its_roles_can_be_made(
         f"{postgres.dbname.replace('_', '-')}.yaml",
         "userlist.txt",
         "monitor.secret",
+        "pgpass",
         "roles.sql",
         "haproxy.cfg",
     }
-    for secret in ("userlist.txt", "monitor.secret", "roles.sql"):
+    for secret in ("userlist.txt", "monitor.secret", "roles.sql", "pgpass"):
         assert stat.S_IMODE((folder / secret).stat().st_mode) == 0o600
     assert pooler("config", "check", folder / "pooler.yaml").code == 0
     with psycopg.connect(superuser, autocommit=True) as server:
@@ -126,3 +140,132 @@ def test_a_server_that_does_not_answer_is_one_line_and_nothing_is_written(
     assert len(done.err.splitlines()) == 1
     assert "hush" not in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def paste(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a printed line in a shell, as a person would: without what the environment has for us."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("POOLER_", "PG"))}
+    return subprocess.run(
+        ["/bin/sh", "-c", line], cwd=folder, capture_output=True, text=True, check=False, timeout=60,
+        stdin=subprocess.DEVNULL, env={**own, **env})
+
+
+@pytest.mark.postgres
+@pytest.mark.etcd
+def test_every_printed_line_works_when_it_is_pasted(
+    pooler: Pooler, postgres: Database, tmp_path: Path
+) -> None:
+    if shutil.which("psql") is None or find_etcd() is None:
+        missing("psql and etcd are run")
+    superuser = postgres.server.dsn("postgres", postgres.dbname)
+    done = pooler("init", "--dsn", superuser, "--dir", "new", "--json")
+    assert done.code == 0, done.err
+    roles, check, run, client, console, haproxy, through = json.loads(done.out)["next"]
+    made = paste(roles, tmp_path)
+    assert made.returncode == 0, made
+    assert "ERROR" not in made.stderr
+    assert paste(check, tmp_path).returncode == 0
+    ports = {port: str(free_ports(2)) for port in ("6432", "6440", "6480", "9180", "9600", "9700")}
+    config = tmp_path / "new/pooler.yaml"
+    text = config.read_text().replace("fleet:\n", f"fleet:\n  run_dir: {tmp_path / 'r'}\n  workers: 2\n")
+    for port, free in ports.items():  # others may have the usual ones
+        text = text.replace(port, free)
+    config.write_text(text)
+    command, comment = run.split("    # ")
+    assert "another terminal" in comment
+    fleet = Child(["/bin/sh", "-c", f"cd {tmp_path} && exec {command}"], tmp_path / "log")
+    try:
+        ready = [int(ports["9180"]), int(ports["9600"]), int(ports["9600"]) + 1]
+        fleet.wait_until(lambda: all(http_status(port, "/readyz") == 200 for port in ready), "ready", 60)
+        there = client.replace("6432", ports["6432"])
+        asked = paste(f"{there} -Atc 'SELECT current_user'", tmp_path)
+        assert asked.stdout.strip() == f"{postgres.dbname}_app", asked
+        pools = paste(console.replace("6432", ports["6432"]), tmp_path)
+        assert "cl_active" in pools.stdout, pools
+    finally:
+        fleet.stop(signal.SIGINT, 30)
+    if find_program("haproxy") is not None:
+        checked = paste(haproxy.replace(" -f ", " -c -f "), tmp_path)
+        assert checked.returncode == 0, checked
+    assert through.replace("5433", "6432").split("    #")[0] == client
+
+
+@pytest.mark.postgres
+def test_a_fault_in_roles_sql_is_seen_and_nothing_of_it_stays(
+    pooler: Pooler, postgres_newest: Database, tmp_path: Path
+) -> None:
+    if shutil.which("psql") is None:
+        missing("psql is run")
+    superuser = postgres_newest.server.dsn("postgres", postgres_newest.dbname)
+    done = pooler("init", "--dsn", superuser, "--dir", tmp_path, "--json")
+    roles = tmp_path / "roles.sql"
+    roles.write_text("CREATE ROLE half_made;\nSELECT 1 / 0;\nSELECT 2;\n")
+    assert paste(json.loads(done.out)["next"][0], tmp_path).returncode == 3
+    found = postgres_newest.server.execute("SELECT 1 FROM pg_roles WHERE rolname = 'half_made'")
+    assert found == []
+
+
+@pytest.mark.postgres
+def test_a_unix_socket_becomes_an_address_at_which_the_server_answers(
+    pooler: Pooler, make_server: MakeServer, tmp_path: Path
+) -> None:
+    for number, (listens, host) in enumerate([("127.0.0.2", "127.0.0.2"), ("*", "127.0.0.1")]):
+        server = make_server(settings={"listen_addresses": listens})
+        done = pooler("init", "--dsn", server.dsn(), "--dir", tmp_path / str(number))
+        assert done.code == 0, done.err
+        text = (tmp_path / str(number) / "pooler.yaml").read_text()
+        assert f'hosts: ["{host}:{server.port}"]' in text
+        assert "came by a unix socket" in text
+
+
+@pytest.mark.postgres
+def test_a_server_without_tcp_is_refused_and_told_why(
+    pooler: Pooler, make_server: MakeServer, tmp_path: Path
+) -> None:
+    server = make_server(settings={"listen_addresses": ""})
+    done = pooler("init", "--dsn", server.dsn(), "--dir", tmp_path / "new")
+    assert done.code == 2
+    assert "set listen_addresses" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.postgres
+def test_at_a_standby_the_roles_are_made_at_its_primary(
+    pooler: Pooler, make_server: MakeServer, make_standby: Callable[[Server], Server], tmp_path: Path
+) -> None:
+    primary = make_server()
+    standby = make_standby(primary)
+    done = pooler("init", "--dsn", standby.dsn(), "--dir", tmp_path, "--json")
+    assert done.code == 0, done.err
+    made = paste(json.loads(done.out)["next"][0], tmp_path)
+    assert made.returncode == 0, made
+    assert primary.execute("SELECT 1 FROM pg_roles WHERE rolname = 'pooler_monitor'") == [(1,)]
+
+
+DSN = "postgresql://app:hush@db1:5000/orders?sslmode=require&sslpassword=hush"
+
+
+@pytest.mark.parametrize(("dsn", "facts", "shown"), [
+    (DSN, FACTS,
+     {"user": "postgres", "host": "db1", "port": "5000", "dbname": "Orders DB", "sslmode": "require"}),
+    ("dbname=orders", replace(FACTS, superuser="root", reached=("/run/pg", 5433)),
+     {"user": "root", "host": "/run/pg", "port": 5433, "dbname": "Orders DB"}),
+    ("host=a,b user=x", replace(FACTS, in_recovery=True),
+     {"user": "postgres", "host": "a,b", "dbname": "Orders DB", "target_session_attrs": "read-write"}),
+    ("host=s hostaddr=10.0.0.2", replace(FACTS, in_recovery=True, upstream=("p", 5440)),
+     {"user": "postgres", "host": "p", "port": 5440, "dbname": "Orders DB"}),
+])
+def test_the_roles_are_made_by_a_superuser_at_a_named_primary_without_any_secret(
+    dsn: str, facts: ServerFacts, shown: dict[str, object]
+) -> None:
+    found = conninfo_to_dict(superuser_dsn(dsn, facts))
+    assert {key: str(value) for key, value in found.items()} == {
+        key: str(value) for key, value in shown.items()}
+
+
+def test_colons_and_backslashes_of_a_password_reach_psql(tmp_path: Path) -> None:
+    odd = Login("a:b", "c\\d:e", "")
+    [file] = [each for each in first_files(FACTS, odd, MONITOR, CONSOLE) if each.name == "pgpass"]
+    assert file.text.splitlines()[0] == "127.0.0.1:*:*:a\\:b:c\\\\d\\:e"
+    assert file.mode == 0o600
