@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pooler.settings_auth import auth_faults
 from pooler.settings_models import (
     AuthSettings,
     DatabaseSettings,
@@ -40,8 +41,8 @@ def faults_across(sections: Mapping[str, Any]) -> Iterator[Found]:
     yield from _etcd(sections["etcd"])
     yield from _failover(sections["failover"])
     auth: AuthSettings | None = sections["auth"]
-    if auth is not None and auth.type != "trust" and auth.file is None:
-        yield "auth.file", f"is required with auth.type {auth.type}: the file with users and their secrets"
+    if auth is not None:
+        yield from auth_faults(auth, databases)
 
 
 def haproxy_port(name: str, service: ServiceSettings) -> int | None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
+from pooler.settings_auth import AuthMethod
 from pooler.settings_host import WORKERS_MAX, default_run_dir, default_workers
 from pooler.settings_units import (
     Address,
@@ -135,6 +136,9 @@ class DatabaseSettings(Strict):
     query_wait_timeout_seconds: Seconds | None = Field(None, alias="query_wait_timeout")
     server_lifetime_seconds: Seconds | None = Field(None, alias="server_lifetime")
     connect_query: str | None = None
+    auth_user: str | None = Field(None, min_length=1, description="instead of `auth.user`")
+    auth_query: str | None = Field(None, min_length=1, description="instead of `auth.query`")
+    auth_dbname: str | None = Field(None, min_length=1, description="instead of `auth.dbname`")
 
     @property
     def ledger(self) -> str:
@@ -158,10 +162,21 @@ class FailoverSettings(Strict):
 
 
 class AuthSettings(Strict):
-    """How clients log in."""
+    """How clients log in. `user`, `query` and `dbname` are PgBouncer's auth_user, auth_query, auth_dbname."""
 
-    type: Literal["trust", "md5", "scram-sha-256"] = "scram-sha-256"
+    type: AuthMethod = "scram-sha-256"
     file: ReadableFile | None = None
+    hba_file: ReadableFile | None = Field(None, description="rules of pg_hba.conf, for `type: hba`")
+    ident_file: ReadableFile | None = Field(None, description="maps of pg_ident.conf, for cert and peer")
+    map: str | None = Field(None, min_length=1, description="the map for `type: cert` and `type: peer`")
+    user: str | None = Field(None, min_length=1, description="asks the server for secrets that `file` lacks")
+    password: Secret | None = Field(None, description="of `user`; default: its line in `file`")
+    query: str | None = Field(None, min_length=1, description="gives name and secret of user $1")
+    dbname: str | None = Field(None, min_length=1, description="the entry of `databases` that is asked")
+    query_timeout_seconds: Seconds = Field(10.0, alias="query_timeout", gt=0)
+    query_cache_seconds: Seconds = Field(0.0, alias="query_cache", le=60)
+    failed_logins_free: Count = Field(10, description="of one address before each more is answered later")
+    failed_login_delay_max_seconds: Seconds = Field(4.0, alias="failed_login_delay_max", le=30)
 
 
 class PoolSettings(Strict):
@@ -181,6 +196,7 @@ class PoolSettings(Strict):
     cancel_wait_timeout_seconds: Seconds = Field(10.0, alias="cancel_wait_timeout")
     server_connect_timeout_seconds: Seconds = Field(15.0, alias="server_connect_timeout")
     server_login_retry_seconds: Seconds = Field(15.0, alias="server_login_retry")
+    autodb_idle_timeout_seconds: Seconds = Field(3600.0, alias="autodb_idle_timeout")
     server_idle_timeout_seconds: Seconds = Field(600.0, alias="server_idle_timeout")
     server_lifetime_seconds: Seconds = Field(3600.0, alias="server_lifetime")
     server_reset_query: str = "DISCARD ALL"
@@ -256,7 +272,7 @@ class Settings(Strict):
     etcd: Annotated[EtcdSettings, BeforeValidator(_etcd)]
     databases: dict[str, DatabaseSettings] = Field(min_length=1)
     failover: FailoverSettings = FailoverSettings.model_validate({})
-    auth: AuthSettings = Field(default_factory=AuthSettings)
+    auth: AuthSettings = AuthSettings.model_validate({})
     pool: PoolSettings = PoolSettings.model_validate({})
     tenants: Annotated[tuple[TenantSettings, ...], BeforeValidator(as_tuple)] = ()
     admin: AdminSettings = Field(default_factory=AdminSettings)

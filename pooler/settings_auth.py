@@ -1,0 +1,62 @@
+"""How clients log in, as a config names it, and what each `auth.type` needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator
+
+if TYPE_CHECKING:
+    from pooler.settings_models import AuthSettings, DatabaseSettings
+
+Found = tuple[str, str]
+NEEDS_SECRETS = frozenset({"password", "md5", "scram-sha-256"})
+
+
+def _auth_method(value: object) -> object:
+    """PgBouncer's `plain` is our `password`."""
+    if value == "ldap":
+        raise ValueError("ldap is not served: `pam` reaches a directory through the system's PAM "
+                         "(pam_ldap, sssd), and clients may bring a certificate (cert)")
+    return "password" if value == "plain" else value
+
+
+AuthMethod = Annotated[
+    Literal["trust", "any", "password", "md5", "scram-sha-256", "cert", "hba", "peer", "pam"],
+    BeforeValidator(_auth_method)]
+
+
+def auth_faults(
+    auth: AuthSettings, databases: Mapping[str, DatabaseSettings] | None
+) -> Iterator[Found]:
+    """(path, what is wrong) of the `auth` section, and of `databases` where they contradict it."""
+    every = databases or {}
+    asks = auth.user is not None or any(each.auth_user is not None for each in every.values())
+    if auth.type in NEEDS_SECRETS and auth.file is None and not asks:
+        yield ("auth.file", f"is required with auth.type {auth.type}: the file with users and their secrets "
+                            "(or auth.user, who asks the server for them)")
+    if auth.type == "hba" and auth.hba_file is None:
+        yield "auth.hba_file", "is required with auth.type hba: the file with the rules"
+    if auth.map is not None and auth.ident_file is None:
+        yield "auth.map", "needs auth.ident_file: the file with the maps"
+    if auth.password is not None and auth.user is None:
+        yield "auth.password", "needs auth.user: it is the password of that user"
+    yield from _queries("auth.query", auth.query)
+    yield from _places("auth.dbname", auth.dbname, every)
+    for name, database in every.items():
+        yield from _queries(f"databases.{name}.auth_query", database.auth_query)
+        yield from _places(f"databases.{name}.auth_dbname", database.auth_dbname, every)
+        if auth.type == "any" and database.user is None:
+            yield (f"databases.{name}.user", "is required with auth.type any: the names that clients give "
+                                             "mean nothing then")
+
+
+def _queries(path: str, query: str | None) -> Iterator[Found]:
+    if query is not None and "$1" not in query:
+        yield path, "must name the user as $1"
+
+
+def _places(path: str, name: str | None, databases: Mapping[str, DatabaseSettings]) -> Iterator[Found]:
+    if name is not None and databases and name not in databases:
+        yield path, f'there is no "{name}" under databases'
