@@ -49,7 +49,7 @@ from pooler.serve.entrance import Entrance
 from pooler.serve.figures import Figures
 from pooler.serve.fleet_view import FleetView, open_console
 from pooler.serve.holder import WorkerHolder
-from pooler.serve.registry import Registry
+from pooler.serve.registry import PoolKey, Registry
 from pooler.serve.standing import Standing
 from pooler.settings import Settings
 from pooler.wire.auth import AuthType, Method, Secret
@@ -147,7 +147,7 @@ class Worker:
             now = monotonic()
             if ticks % STATS_TICKS == 0:
                 self.figures.end_period()
-            for pool in list(self.registry.pools.values()):
+            for key, pool in list(self.registry.pools.items()):
                 janitor.end_late_waits(pool, now)
                 janitor.end_overdue_drain(pool, now)
                 if ticks % SLOW_TICKS == 0:  # once a second
@@ -157,6 +157,12 @@ class Worker:
                     janitor.end_idle_clients(pool, now)
                     janitor.close_old_sessions(pool, now, self.permits.growth_allowed(pool.plan.ledger))
                     janitor.replenish(pool)
+                    if janitor.is_unused(pool, now) and self._is_automatic(key):
+                        del self.registry.pools[key]
+
+    def _is_automatic(self, key: PoolKey) -> bool:
+        """Whether clients choose this pool's name, so that there may be any number of such."""
+        return self.userlist is None or key.name not in self.settings.databases
 
     # ---- clients
 

@@ -73,6 +73,22 @@ def replenish(pool: Pool) -> None:
         pool.growth.start()
 
 
+def is_unused(pool: Pool, now: float) -> bool:
+    """autodb_idle_timeout: whether nobody has come for this pool or held a session of it for so long.
+
+    One that never had a session only keeps the pause after a refused login (server_login_retry). A client
+    that is still being greeted is not seen here: no pool goes within the time of a login.
+    """
+    core, settings = pool.core, pool.plan.settings
+    if pool.clients or core.total or core.waiting:
+        pool.used_at = now
+        return False
+    if pool.greeting is None:
+        return now - pool.used_at > settings.server_login_retry_seconds
+    kept, login = settings.autodb_idle_timeout_seconds, settings.client_login_timeout_seconds
+    return kept > 0 and login > 0 and now - pool.used_at > max(kept, login)
+
+
 def end_overdue_drain(pool: Pool, now: float) -> None:
     """drain_timeout: what still runs under an epoch that drains, or is over, is cancelled, and closed if it
     is still there a moment later. A client that holds a transaction and runs nothing has nothing to cancel:

@@ -89,8 +89,9 @@ class Pool:
         self.growth = Growth(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
-        """At the making and at a reload."""
+        """At the making, whenever a client comes for it, and at a reload."""
         self.plan = plan
+        self.used_at = monotonic()  # when somebody last came for it or was in it, as the janitor saw
         self.core.size_max = plan.size_max
         settings = plan.settings
         self.wait_timeout_seconds = plan.query_wait_timeout_seconds or float("inf")

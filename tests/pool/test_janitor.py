@@ -121,3 +121,47 @@ def test_past_drain_timeout_what_runs_is_cancelled_and_what_holds_a_transaction_
     assert running.client.told == ["57P01"]  # type: ignore[union-attr]
     assert new.client.told == []  # type: ignore[union-attr]
     assert pool.drain_at is None
+
+
+def _unused(**more: Any) -> Pool:
+    limits = SimpleNamespace(**({"autodb_idle_timeout_seconds": 100.0, "client_login_timeout_seconds": 60.0,
+                                 "server_login_retry_seconds": 15.0} | more.pop("limits", {})))
+    core = SimpleNamespace(**({"total": 0, "waiting": ()} | more.pop("core", {})))
+    pool = {"clients": set(), "greeting": {b"a": b"b"}, "used_at": 0.0, "core": core}
+    return cast(Pool, SimpleNamespace(**(pool | more), plan=SimpleNamespace(settings=limits)))
+
+
+def test_a_pool_that_nobody_uses_is_forgotten_past_its_time() -> None:
+    pool = _unused()
+    assert not janitor.is_unused(pool, 100.0)
+    assert janitor.is_unused(pool, 100.1)
+    pool.used_at = 50.0
+    assert not janitor.is_unused(pool, 150.0)
+
+
+@pytest.mark.parametrize("more", [
+    {"clients": {Someone()}}, {"core": {"total": 1}}, {"core": {"waiting": (1,)}},
+])
+def test_a_pool_in_use_is_kept_and_its_time_begins_anew(more: dict[str, Any]) -> None:
+    pool = _unused(**more)
+    assert not janitor.is_unused(pool, 1_000.0)
+    assert pool.used_at == 1_000.0
+
+
+def test_a_pool_that_never_had_a_session_is_kept_for_the_pause_of_its_refusal_alone() -> None:
+    pool = _unused(greeting=None)
+    assert not janitor.is_unused(pool, 15.0)
+    assert janitor.is_unused(pool, 15.1)
+
+
+@pytest.mark.parametrize(("limits", "kept"), [
+    ({"autodb_idle_timeout_seconds": 0.0}, float("inf")),  # off
+    ({"client_login_timeout_seconds": 0.0}, float("inf")),  # somebody may be at the door for ever
+    ({"client_login_timeout_seconds": 300.0}, 300.0),
+])
+def test_no_pool_goes_while_its_time_is_off_or_a_login_may_still_be_under_way(
+    limits: dict[str, float], kept: float
+) -> None:
+    pool = _unused(limits=limits)
+    assert not janitor.is_unused(pool, min(kept, 1e9))
+    assert janitor.is_unused(pool, 1e9) == (kept < 1e9)
