@@ -197,7 +197,6 @@ class PoolSettings(Strict):
     server_connect_timeout_seconds: Seconds = Field(15.0, alias="server_connect_timeout")
     server_login_retry_seconds: Seconds = Field(15.0, alias="server_login_retry")
     autodb_idle_timeout_seconds: Seconds = Field(3600.0, alias="autodb_idle_timeout")
-    autodb_idle_timeout_seconds: Seconds = Field(3600.0, alias="autodb_idle_timeout")
     server_idle_timeout_seconds: Seconds = Field(600.0, alias="server_idle_timeout")
     server_lifetime_seconds: Seconds = Field(3600.0, alias="server_lifetime")
     server_reset_query: str = "DISCARD ALL"
