@@ -115,11 +115,13 @@ def _base(info: ValidationInfo) -> Path:
     return Path(info.context["base"]) if info.context and "base" in info.context else Path.cwd()
 
 
-def _is_resolved(info: ValidationInfo) -> bool:
+def is_resolved(info: ValidationInfo) -> bool:
+    """Whether the values came over the link: nothing is read then."""
     return bool(info.context and info.context.get("resolved"))
 
 
-def _path(value: object, info: ValidationInfo) -> Path:
+def path_in(value: object, info: ValidationInfo) -> Path:
+    """A path, against the folder of the config. Raises ValueError."""
     if isinstance(value, Path):
         return value
     if not isinstance(value, str) or not value or "\0" in value:
@@ -128,13 +130,14 @@ def _path(value: object, info: ValidationInfo) -> Path:
 
 
 def _readable_file(value: object, info: ValidationInfo) -> Path:
-    path = _path(value, info)
-    if not _is_resolved(info):
-        _read_text(path)
+    path = path_in(value, info)
+    if not is_resolved(info):
+        text_of(path)
     return path
 
 
-def _read_text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Raises ValueError for what cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -149,7 +152,7 @@ def _secret(value: object, info: ValidationInfo) -> SecretStr:
         return value
     if not isinstance(value, str):
         raise ValueError("a secret must be text: put it in quotes, or write env:NAME or file:PATH")
-    if _is_resolved(info):
+    if is_resolved(info):
         return SecretStr(value)
     if value.startswith("env:"):
         found = os.environ.get(value[4:])
@@ -157,7 +160,7 @@ def _secret(value: object, info: ValidationInfo) -> SecretStr:
             raise ValueError(f"the environment has no variable {value[4:]}")
         return SecretStr(found)
     if value.startswith("file:"):
-        text = _read_text((_base(info) / Path(value[5:]).expanduser()).absolute()).rstrip("\r\n")
+        text = text_of((_base(info) / Path(value[5:]).expanduser()).absolute()).rstrip("\r\n")
         if not text or len(text.encode()) > _SECRET_BYTES_MAX or "\n" in text:
             raise ValueError(f"{value[5:]} must hold one line of 1 to {_SECRET_BYTES_MAX} bytes")
         return SecretStr(text)
@@ -167,12 +170,12 @@ def _secret(value: object, info: ValidationInfo) -> SecretStr:
 def _policy_file(value: object, info: ValidationInfo) -> PolicyFile:
     if isinstance(value, PolicyFile):
         return value
-    if isinstance(value, dict) and _is_resolved(info):
+    if isinstance(value, dict) and is_resolved(info):
         return PolicyFile(Path(value["path"]), value["text"], value["database"])
-    path = _path(value, info)
+    path = path_in(value, info)
     if not path.exists():
         raise ValueError(f"there is no file {path} (`pooler init --dsn …` writes one that fits a server)")
-    text = _read_text(path)
+    text = text_of(path)
     try:
         policy = yaml.safe_load(text)
     except yaml.YAMLError as fault:
@@ -209,7 +212,7 @@ HostPorts = Annotated[tuple[HostPort, ...], BeforeValidator(one_or_more)]
 Network = Annotated[str, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], BeforeValidator(as_tuple)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
-PathValue = Annotated[Path, BeforeValidator(_path)]
+PathValue = Annotated[Path, BeforeValidator(path_in)]
 ReadableFile = Annotated[Path, BeforeValidator(_readable_file)]
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 PolicyValue = Annotated[PolicyFile, BeforeValidator(_policy_file)]

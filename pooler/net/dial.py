@@ -9,7 +9,7 @@ Every failure closes the socket. Holds no permit and retries nothing: that is th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import trio
@@ -17,12 +17,19 @@ import trio
 from coordinator.ledger.states import Proof
 from pooler.errors import PoolerError, ProtocolViolation
 from pooler.net.connect import connect
+from pooler.net.handshake import HandshakeFailed, request_tls
 from pooler.net.server_auth import CannotAnswer, authenticate
 from pooler.net.stream import Broken, KeepAlive, RawSocket
+from pooler.net.tls_context import ServerTls
 from pooler.wire import messages
 from pooler.wire.auth import ServerSecret
 from pooler.wire.frames import Frame, FrameReader
-from pooler.wire.sqlstate import CONNECTION_FAILURE, TOO_MANY_CONNECTIONS, is_permanent_login_fault
+from pooler.wire.sqlstate import (
+    CONNECTION_FAILURE,
+    INVALID_AUTHORIZATION,
+    TOO_MANY_CONNECTIONS,
+    is_permanent_login_fault,
+)
 
 LAST_WORDS_BYTES_MAX = 8_192
 WITHDRAWAL_SECONDS = 3.0
@@ -33,7 +40,7 @@ class Target:
     """Where to log in and as whom. A `host` that begins with a slash is the directory of a unix socket.
 
     `application_name` is the permit's birth tag. `options` is the startup parameter of that name;
-    `parameters` are further ones.
+    `parameters` are further ones. `tls`: None for never; over a unix socket there is none.
     """
 
     host: str
@@ -46,6 +53,7 @@ class Target:
     parameters: Mapping[str, str] = field(default_factory=dict)
     protocol_minor: int = 0
     keepalive: KeepAlive | None = None
+    tls: ServerTls | None = None
 
     @property
     def address(self) -> str:
@@ -128,19 +136,39 @@ async def dial(
 ) -> Dialled:
     """Connect, log in, and read up to the first ReadyForQuery, all within `connect_timeout_seconds`.
 
-    Raises DialFailed, and Cancelled; the socket is closed then, with a reset if a session may exist.
+    Under sslmode allow and prefer a second attempt is made the other way where the first ended because of
+    its encryption, or of the lack of it, and left nothing at the server. Raises DialFailed, and Cancelled;
+    the socket is closed then, with a reset if a session may exist.
     `on_startup_sent` is called in the same step in which the kernel took the last byte of the packet.
     """
-    attempt = _Attempt(target, progress or Progress(), on_startup_sent)
+    progress = progress or Progress()
+    attempts = [_Attempt(way, progress, on_startup_sent) for way in _ways(target)]
+    attempt = attempts.pop(0)
     try:
         with trio.fail_after(connect_timeout_seconds):
-            return await attempt.run()
+            while True:
+                try:
+                    return await attempt.run()
+                except (Broken, ProtocolViolation) as fault:
+                    if not attempts or not attempt.calls_for_another(fault):
+                        raise
+                attempt.close_unless_done()
+                progress.startup_sent = False  # what came of it has ended, and that was seen
+                attempt = attempts.pop(0)
     except trio.TooSlowError:
         raise attempt.failure(f"no answer within {connect_timeout_seconds:g} s") from None
     except (Broken, ProtocolViolation) as fault:
         raise attempt.failure(str(fault)) from fault
     finally:
         attempt.close_unless_done()
+
+
+def _ways(target: Target) -> list[Target]:
+    """In which order TLS and clear text are tried (libpq's sslmode)."""
+    clear = replace(target, tls=None)
+    if target.tls is None or target.host.startswith("/"):
+        return [clear]
+    return {"allow": [clear, target], "prefer": [target, clear]}.get(target.tls.mode, [target])
 
 
 async def hang_up(sock: RawSocket, *, timeout_seconds: float) -> Proof | None:
@@ -182,6 +210,8 @@ class _Attempt:
     async def run(self) -> Dialled:
         target = self._target
         sock = self._sock = RawSocket(await connect(target.host, target.port), keepalive=target.keepalive)
+        if target.tls is not None:
+            await request_tls(sock, target.tls, target.host)
         await self._send_startup(sock)
         try:
             await authenticate(sock, self._next_frame, user=target.user, secret=target.secret)
@@ -200,6 +230,14 @@ class _Attempt:
         if said is None:
             return DialFailed(outcome, f"{where}: {reason}")
         return DialFailed(outcome, said.message, code=said.code, server_error=self._last_words_raw)
+
+    def calls_for_another(self, fault: Exception) -> bool:
+        """Whether it failed by being encrypted, or by not being: nothing of it is left at the server."""
+        if isinstance(fault, HandshakeFailed):
+            return not self._progress.startup_sent
+        is_as_meant = self._sock is not None and (self._sock.tls is None) is (self._target.tls is None)
+        refused = self._last_words is not None and self._last_words.code == INVALID_AUTHORIZATION
+        return refused and self._ended and is_as_meant
 
     def close_unless_done(self) -> None:
         """Close the socket if the session was not handed over; with a reset if one may exist."""

@@ -16,8 +16,10 @@ import trio
 
 from pooler.errors import LoginRefused, PoolerError, ProtocolViolation
 from pooler.net.gate import Gate, GateRules, send
+from pooler.net.handshake import HANDSHAKE_RECORD, HandshakeFailed, accept_tls, has_alpn
 from pooler.net.proxy_protocol import PeerAddress, begins_like_header, read_proxy_header
-from pooler.net.stream import Broken, RawSocket
+from pooler.net.stream import Broken, PeerGone, RawSocket
+from pooler.net.tls_context import ClientTls
 from pooler.wire import messages, sqlstate
 from pooler.wire.auth import ServerSecret
 from pooler.wire.startup import (
@@ -31,6 +33,7 @@ from pooler.wire.startup import (
 
 FAREWELL_SECONDS = 2.0
 FAREWELL_BYTES_MAX = 1_048_576
+PEEK_BYTES = 1_024
 CONSOLE_DATABASES = frozenset({"pooler", "pgbouncer"})
 
 
@@ -44,13 +47,14 @@ class ProxyRule(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Door:
     """What one listening socket lets in: `gate` is about proof. `database_exists` is asked only about a
-    client that has proved who it is."""
+    client that has proved who it is. `tls` is None where encryption is declined."""
 
     gate: GateRules
     database_exists: Callable[[str], bool]
     console_users: frozenset[str] = frozenset()
     console_databases: frozenset[str] = CONSOLE_DATABASES
     proxy: ProxyRule = ProxyRule.FORBIDDEN
+    tls: ClientTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +91,16 @@ class Welcome:
 async def login(sock: RawSocket, door: Door, peer: PeerAddress) -> LoggedIn | CancelAsked:
     """Let a client in as far as the greeting. `peer` is the address its socket has.
 
-    Raises LoginRefused and ProtocolViolation for `refuse`, PeerGone when the client left. Leaves the socket
-    open in every case.
+    Raises LoginRefused and ProtocolViolation for `refuse`, PeerGone when the client left, HandshakeFailed
+    when it cannot be told why. Leaves the socket open in every other case.
     """
-    entrance = _Entrance(sock)
+    entrance = _Entrance(sock, None if sock.is_local else door.tls)
     address = await entrance.take_proxy_header(door.proxy) or peer
+    await entrance.take_direct_tls()
     asked = await entrance.take_request()
     if isinstance(asked, CancelAsked):
         return asked
+    entrance.check_encrypted(asked, address)
     if asked.must_negotiate:
         await send(sock, messages.negotiate_protocol_version(MINOR_MAX, asked.unknown_options))
     gate = Gate(sock, door.gate, asked, address, bytes(entrance.buffer))
@@ -147,34 +153,70 @@ def _check_entry(door: Door, asked: StartupAsked) -> bool:
 
 
 class _Entrance:
-    """The bytes before the first typed message."""
+    """The bytes before the first typed message. `tls` is None where encryption is declined."""
 
-    def __init__(self, sock: RawSocket) -> None:
+    def __init__(self, sock: RawSocket, tls: ClientTls | None) -> None:
         self._sock = sock
+        self._tls = tls
         self.buffer = bytearray()
 
     async def take_proxy_header(self, rule: ProxyRule) -> PeerAddress | None:
-        """The client's address as a PROXY header has it, or None where there is none to be had."""
+        """The client's address as a PROXY header has it, or None where there is none to be had. What comes
+        behind the header stays unread: it may be a handshake's."""
         if rule is ProxyRule.FORBIDDEN:
             return None
-        while (header := read_proxy_header(self.buffer)) is None:
-            self.buffer += await self._sock.recv_some()
-        del self.buffer[: header.size]
-        return header.source
+        came = bytearray()
+        while True:
+            seen = await self._peek()
+            header = read_proxy_header(came + seen)
+            size = len(came) + len(seen) if header is None else header.size
+            while len(came) < size:
+                came += await self._sock.recv_some(size - len(came))
+            if header is not None:
+                return header.source
+
+    async def take_direct_tls(self) -> None:
+        """Do the handshake that a client may begin without asking; it must name the protocol then, so that
+        no other's can be passed off as ours."""
+        if self._tls is None or (await self._peek(1))[0] != HANDSHAKE_RECORD:
+            return
+        await accept_tls(self._sock, self._tls)
+        if not has_alpn(self._sock.plain):
+            raise HandshakeFailed("direct TLS without the ALPN protocol postgresql")
 
     async def take_request(self) -> CancelAsked | StartupAsked:
-        """The first request that is not about encryption. Each kind of encryption is declined once."""
-        declined: set[Encryption] = set()
+        """The first request that is not about encryption. Each kind of encryption is answered once."""
+        answered: set[Encryption] = set()
         while True:
             asked = await self._take_packet()
             if not isinstance(asked, Encryption):
                 return asked
-            if asked in declined:
+            if asked in answered or self._sock.tls is not None:
                 raise ProtocolViolation(f"repeated {asked} request")
             if self.buffer:
                 raise ProtocolViolation(f"received unencrypted data after {asked} request")
-            declined.add(asked)
-            await send(self._sock, b"N")
+            answered.add(asked)
+            if asked is Encryption.SSL and self._tls is not None:
+                await send(self._sock, b"S")
+                await accept_tls(self._sock, self._tls)
+            else:
+                await send(self._sock, b"N")
+
+    def check_encrypted(self, asked: StartupAsked, address: PeerAddress) -> None:
+        """Raises LoginRefused, in PostgreSQL's words, where encryption is required and was not asked for."""
+        if self._tls is not None and self._tls.is_required and self._sock.tls is None:
+            raise LoginRefused(
+                f'no pg_hba.conf entry for host "{address.host}", user "{asked.user}", '
+                f'database "{asked.database}", no encryption')
+
+    async def _peek(self, bytes_max: int = PEEK_BYTES) -> bytes:
+        try:
+            seen = await self._sock.peek(bytes_max)
+        except Broken as broken:
+            raise PeerGone(str(broken)) from broken
+        if not seen:
+            raise PeerGone("end of file")
+        return seen
 
     async def _take_packet(self) -> Encryption | CancelAsked | StartupAsked:
         while True:

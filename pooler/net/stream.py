@@ -1,4 +1,4 @@
-"""A plain non-blocking socket awaited through trio, which can be given away again.
+"""A non-blocking socket, plain or TLS, awaited through trio, which can be given away again.
 
 Logins and dials use it; then `release()` hands the socket to the relay's reactor and nothing here will read,
 write or close it any more. Cancelled calls: `recv` has then taken nothing; `send_all` may have sent a part.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
+
+from pooler.net.tls import TlsFacts, TlsSocket
 
 RECEIVE_BYTES = 16_384
 _LINGER_ZERO = struct.pack("ii", 1, 0)
@@ -39,16 +42,23 @@ class KeepAlive:
 
 
 class RawSocket:
-    """One connected stream socket. Takes the socket over: it closes it unless it is released."""
+    """One connected stream socket. Takes the socket over: it closes it unless it is released. `tls` is what
+    is known of the peer once a handshake is done."""
 
     def __init__(self, sock: socket.socket, *, keepalive: KeepAlive | None = None) -> None:
         sock.setblocking(False)
         self._socket: socket.socket | None = sock
         self._sending_ended = False
+        self.tls: TlsFacts | None = None
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if keepalive is not None:
                 _set_keepalive(sock, keepalive)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a unix socket."""
+        return self.plain.family == socket.AF_UNIX
 
     @property
     def plain(self) -> socket.socket:
@@ -72,10 +82,21 @@ class RawSocket:
             except OSError as fault:
                 raise Broken(_reason(fault)) from fault
 
-    async def recv_some(self) -> bytes:
+    async def peek(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
+        """As recv(), but what has arrived stays to be read. Not for TLS. Raises Broken."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                return self.plain.recv(bytes_max, socket.MSG_PEEK)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.plain)
+            except OSError as fault:
+                raise Broken(_reason(fault)) from fault
+
+    async def recv_some(self, bytes_max: int = RECEIVE_BYTES) -> bytes:
         """As recv(), where an end of any kind is the peer's leaving. Raises PeerGone."""
         try:
-            data = await self.recv()
+            data = await self.recv(bytes_max)
         except Broken as broken:
             raise PeerGone(str(broken)) from broken
         if not data:
@@ -102,7 +123,10 @@ class RawSocket:
                 raise Broken(_reason(fault)) from fault
 
     def has_ended(self) -> bool:
-        """Whether the peer's orderly end is already here with nothing unread before it."""
+        """Whether the peer's orderly end is already here with nothing unread before it. Under TLS what is
+        unread is lost: this is asked by who is about to close."""
+        if isinstance(self.plain, TlsSocket):
+            return self.plain.has_ended() and ended_in_order(self.plain)
         try:
             return not self.plain.recv(1, socket.MSG_PEEK) and ended_in_order(self.plain)
         except OSError:
@@ -115,6 +139,12 @@ class RawSocket:
             self.plain.shutdown(socket.SHUT_WR)
         except OSError:
             return  # it is gone already, and reading will show it
+
+    def encrypt(self, wrap: Callable[[socket.socket], TlsSocket]) -> TlsSocket:
+        """Go on over the connection as `wrap` makes it of the socket, which it owns or has closed."""
+        wrapped = wrap(self.release())
+        self._socket = wrapped
+        return wrapped
 
     def release(self) -> socket.socket:
         """Give the socket away, open and non-blocking."""
@@ -132,8 +162,13 @@ class RawSocket:
     def abort(self) -> None:
         """Close it with a reset: whatever the peer has not read yet is not to be relied on."""
         if self._socket is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
-            self.close()
+            sock = self.release()
+            trio.lowlevel.notify_closing(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+            if isinstance(sock, TlsSocket):
+                sock.close_silently()
+            else:
+                sock.close()
 
 
 def ended_in_order(sock: socket.socket) -> bool:
