@@ -6,30 +6,51 @@ and takes the same time and the same words for a user that does not exist as for
 
 from __future__ import annotations
 
-import hmac
-import secrets
-from base64 import b64encode
+import os
+import pwd
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import trio
 
-from pooler.errors import LoginRefused, ProtocolViolation
+from pooler.errors import LoginRefused, PoolerError, ProtocolViolation
+from pooler.net.failures import FailedLogins, source_of
+from pooler.net.hba import Hba, Rule, Visitor
+from pooler.net.ident import IdentMaps
+from pooler.net.passwords import Known, PasswordDialogue, Proof, send
 from pooler.net.proxy_protocol import PeerAddress
-from pooler.net.stream import Broken, PeerGone, RawSocket
-from pooler.wire import auth, messages, scram, sqlstate
-from pooler.wire.auth import AuthType, Method, Secret, ServerSecret
+from pooler.net.stream import RawSocket
+from pooler.wire import auth, messages, sqlstate
+from pooler.wire.auth import AuthType, Certificate, Method, Secret, ServerSecret
 from pooler.wire.frames import AUTH_BYTES_MAX, FrameReader
-from pooler.wire.startup import StartupAsked
+from pooler.wire.scram import Verifier
+from pooler.wire.startup import Replication, StartupAsked
+
+OWNER_NAMES = frozenset({"pgbouncer", "pooler"})
+PAM_AT_ONCE = trio.CapacityLimiter(8)  # a stack that hangs must not take the threads of key derivations
+_PASSWORDS = (AuthType.PASSWORD, AuthType.MD5, AuthType.SCRAM)
+
+
+async def _nobody(*_: object) -> Secret | None:
+    return None
+
+
+def _no_pam(_user: str, _password: bytes) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
     """What is asked of clients.
 
-    `find_user` gives the stored secret of (user, database), None for a user that does not exist. `mock_key`
-    is a secret that all workers share, so that each gives an unknown user the same salt. `unknown_method`:
-    see choose_method.
+    `find_user` gives the stored secret of (user, database), None for a user that does not exist; `ask_again`
+    is told one that was just found wrong and gives a newer one, or None. `mock_key`: see Known;
+    `unknown_method`: see choose_method. `ident_map` is for types cert and peer; `hba` names its own.
+    `failures` of None: nobody is slowed down. `check_pam` blocks. `owner_databases`: there the user whom this
+    process runs as, over a unix socket, comes in under one of OWNER_NAMES without more proof.
     """
 
     auth_type: AuthType
@@ -37,20 +58,40 @@ class GateRules:
     mock_key: bytes = field(repr=False)
     unknown_method: Method = Method.SCRAM
     auth_bytes_max: int = AUTH_BYTES_MAX
-    derived: dict[str, tuple[Secret, scram.Verifier]] = field(default_factory=dict, repr=False)  # a memo
+    derived: dict[str, tuple[Secret, Verifier]] = field(default_factory=dict, repr=False)  # a memo
+    ask_again: Callable[[str, str, Secret | None], Awaitable[Secret | None]] = _nobody
+    hba: Hba = field(default_factory=Hba)
+    ident: IdentMaps = field(default_factory=IdentMaps)
+    ident_map: str | None = None
+    failures: FailedLogins | None = None
+    check_pam: Callable[[str, bytes], bool] = _no_pam
+    owner_databases: frozenset[str] = frozenset()
 
 
-async def send(sock: RawSocket, data: bytes) -> None:
-    """Send to a client. Raises PeerGone where it has left."""
-    try:
-        await sock.send_all(data)
-    except Broken as broken:
-        raise PeerGone(str(broken)) from broken
+class TlsFacts(Protocol):
+    """What is known of an encrypted connection; the names are "" without a verified certificate."""
+
+    @property
+    def common_name(self) -> str: ...
+    @property
+    def distinguished_name(self) -> str: ...
+    @property
+    def server_end_point(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What the client is owed at the greeting, what its login lets us say to a server, and whether it is the
+    owner of this process (`is_owner`) or came in under any name (`is_anybody`)."""
+
+    owed: bytes = field(repr=False)
+    secret: ServerSecret = field(default_factory=ServerSecret)
+    is_owner: bool = False
+    is_anybody: bool = False
 
 
 class Gate:
-    """One client's proof. Every failure costs exactly one key derivation, whatever the reason for it, so that
-    time does not tell an unknown user from a wrong password."""
+    """One client's way in."""
 
     def __init__(
         self, sock: RawSocket, rules: GateRules, asked: StartupAsked, address: PeerAddress, received: bytes
@@ -62,104 +103,156 @@ class Gate:
         self._asked = asked
         self._user = asked.user
         self._address = address
-        self._has_derived = False
+        self._tls: TlsFacts | None = getattr(sock, "tls", None)
 
     def leftover(self) -> bytes:
         """What came after the last login message."""
         return self._reader.take_rest()
 
-    async def prove(self) -> tuple[bytes, ServerSecret]:
-        """What the client is owed at the greeting, and what its login lets us say to a server. Raises
-        LoginRefused, ProtocolViolation, PeerGone."""
-        secret = await self._rules.find_user(self._user, self._asked.database)
-        method = auth.choose_method(self._rules.auth_type, secret, self._rules.unknown_method)
-        if method is Method.TRUST:
+    async def prove(self) -> Proven:
+        """Raises LoginRefused, ProtocolViolation, PeerGone."""
+        if self._is_owner():
+            return Proven(messages.AUTHENTICATION_OK, is_owner=True)
+        failures, source = self._rules.failures, source_of(self._address.host)
+        if failures is None or source is None:
+            return await self._prove()
+        if failures.refuses(source):
+            raise LoginRefused("too many failed logins from this address", sqlstate.TOO_MANY_CONNECTIONS)
+        try:
+            return await self._prove()
+        except (LoginRefused, ProtocolViolation):
+            await _answer_late(failures, source)
+            raise
+
+    async def _prove(self) -> Proven:
+        rule = self._rule()
+        self._check_certificate(rule)
+        if rule.method is AuthType.ANY:
             await send(self._sock, messages.AUTHENTICATION_OK)
-            if secret is None:
-                raise LoginRefused(f'role "{self._user}" does not exist')
-            return b"", ServerSecret.of(secret)
-        checks = {Method.CLEARTEXT: self._cleartext, Method.MD5: self._md5, Method.SCRAM: self._scram}
-        proven = await checks[method](secret)
-        if proven is None:
-            if not self._has_derived:
-                await self._derive(b"", scram.mock_salt(self._rules.mock_key, self._user))
+            return Proven(b"", is_anybody=True)
+        if rule.method is AuthType.PAM:
+            return await self._ask_pam()
+        secret = await self._rules.find_user(self._user, self._asked.database)
+        if rule.method in _PASSWORDS:
+            return await self._ask_password(rule.method, secret)
+        if rule.method is not AuthType.TRUST:
+            await self._check_name(rule)
+        if rule.method is AuthType.TRUST:
+            await send(self._sock, messages.AUTHENTICATION_OK)
+        if secret is None:
+            raise LoginRefused(f'role "{self._user}" does not exist')
+        owed = b"" if rule.method is AuthType.TRUST else messages.AUTHENTICATION_OK
+        return Proven(owed, ServerSecret.of(secret))
+
+    def _rule(self) -> Rule:
+        """The rule for this client. Raises LoginRefused where it is to be sent away unasked."""
+        rules = self._rules
+        if rules.auth_type is not AuthType.HBA:
+            return Rule.plain(rules.auth_type, rules.ident_map)
+        visitor = Visitor.of(
+            self._user, self._asked.database, self._address.host, is_tls=self._tls is not None,
+            is_replication=self._asked.replication is Replication.PHYSICAL)
+        rule = rules.hba.rule_for(visitor)
+        if rule is None:
+            raise LoginRefused(f"no pg_hba.conf entry for {self._described(visitor)}")
+        if rule.method is AuthType.REJECT:
+            raise LoginRefused(f"pg_hba.conf rejects connection for {self._described(visitor)}")
+        return rule
+
+    def _described(self, visitor: Visitor) -> str:
+        host = "[local]" if visitor.address is None else str(visitor.address)
+        what = ("replication connection" if visitor.is_replication else "", f'host "{host}"',
+                f'user "{self._user}"', "" if visitor.is_replication else f'database "{visitor.database}"',
+                "SSL encryption" if visitor.is_tls else "no encryption")
+        return ", ".join(part for part in what if part)
+
+    def _check_certificate(self, rule: Rule) -> None:
+        """What a rule asks of a client's certificate besides its proof."""
+        needed = Certificate.SIGNED if rule.method is AuthType.CERT else rule.certificate
+        if needed is Certificate.NONE:
+            return
+        if self._tls is None or not self._tls.distinguished_name:
+            raise LoginRefused("connection requires a valid client certificate")
+        if needed is Certificate.NAMED and self._certificate_name(rule) != self._user:
+            raise LoginRefused(f'certificate authentication failed for user "{self._user}"')
+
+    def _certificate_name(self, rule: Rule) -> str:
+        assert self._tls is not None  # _check_certificate looked
+        return self._tls.distinguished_name if rule.by_distinguished_name else self._tls.common_name
+
+    async def _check_name(self, rule: Rule) -> None:
+        """Whether the certificate's or the unix user's name may be this user."""
+        if rule.method is AuthType.CERT:
+            name, kind = self._certificate_name(rule), "certificate"
+        else:
+            name, kind = await self._unix_user(), "Peer"
+        if not name or not self._rules.ident.allows(rule.ident_map, name, self._user):
+            raise LoginRefused(f'{kind} authentication failed for user "{self._user}"')
+
+    async def _unix_user(self) -> str:
+        uid = self._peer_uid()
+        if uid is None:
+            raise LoginRefused("peer authentication is for unix sockets only")
+        try:
+            found = await trio.to_thread.run_sync(pwd.getpwuid, uid, abandon_on_cancel=True)
+        except KeyError:
+            return ""
+        return found.pw_name
+
+    def _peer_uid(self) -> int | None:
+        sock = self._sock.plain
+        if sock.family != socket.AF_UNIX or self._address.host != "unix":
+            return None
+        uid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        return uid
+
+    def _is_owner(self) -> bool:
+        asked = self._asked
+        return (asked.database in self._rules.owner_databases and asked.user in OWNER_NAMES
+                and self._peer_uid() == os.getuid())
+
+    async def _ask_password(self, kind: AuthType, secret: Secret | None) -> Proven:
+        rules = self._rules
+
+        async def ask_again() -> Secret | None:
+            return await rules.ask_again(self._user, self._asked.database, secret)
+
+        method = auth.choose_method(kind, secret, rules.unknown_method)
+        known = Known(rules.mock_key, ask_again, rules.derived)
+        return self._granted(await self._dialogue(known).prove(method, secret))
+
+    async def _ask_pam(self) -> Proven:
+        password = await self._dialogue(Known(b"", _nobody, {})).password()
+        fits = bool(password) and await trio.to_thread.run_sync(
+            self._rules.check_pam, self._user, password, abandon_on_cancel=True, limiter=PAM_AT_ONCE)
+        return self._granted(Proof(secret=ServerSecret(plain=password)) if fits else None)
+
+    def _dialogue(self, known: Known) -> PasswordDialogue:
+        end_point = b"" if self._tls is None else self._tls.server_end_point
+        return PasswordDialogue(self._sock, self._reader, self._user, known, end_point)
+
+    def _granted(self, proof: Proof | None) -> Proven:
+        if proof is None:
             raise LoginRefused(
                 f'password authentication failed for user "{self._user}"', sqlstate.INVALID_PASSWORD)
-        last_words, server_secret = proven
-        return last_words + messages.AUTHENTICATION_OK, server_secret
-
-    async def _cleartext(self, secret: Secret | None) -> tuple[bytes, ServerSecret] | None:
-        await send(self._sock, messages.AUTHENTICATION_CLEARTEXT)
-        password = await self._take_string()
-        if secret is not None and secret.scram is not None:
-            held = secret.scram
-            derived = await self._derive(password, held.salt, held.iterations)
-            fits = bool(password) and hmac.compare_digest(derived.stored_key, held.stored_key)
-        else:
-            fits = auth.check_cleartext(secret, self._user, password)
-        return (b"", ServerSecret(plain=password)) if fits else None
-
-    async def _md5(self, secret: Secret | None) -> tuple[bytes, ServerSecret] | None:
-        salt = secrets.token_bytes(4)
-        await send(self._sock, messages.authentication_md5(salt))
-        answer = await self._take_string()
-        fits = auth.check_md5(secret, self._user, salt, answer)
-        return (b"", ServerSecret.of(secret)) if fits else None
-
-    async def _scram(self, secret: Secret | None) -> tuple[bytes, ServerSecret] | None:
-        await send(self._sock, messages.authentication_sasl([scram.MECHANISM]))
-        shown = scram.mock_verifier(self._rules.mock_key, self._user)
-        if secret is not None and secret.scram is not None:
-            shown = secret.scram
-        nonce = b64encode(secrets.token_bytes(18)).decode()
-        exchange = scram.ServerExchange(nonce=nonce, salt=shown.salt, iterations=shown.iterations)
-        challenge = exchange.first(_read_sasl_initial(await self._take_body()))
-        await send(self._sock, messages.authentication_sasl_continue(challenge))
-        final = await self._take_body()
-        verifier = shown
-        if secret is not None and secret.plain:
-            verifier = await self._verifier_of(secret, secret.plain, shown.salt)
-        proven = exchange.final(final, verifier)
-        if proven is None:
-            return None
-        last_words, keys = proven
-        plain = None if secret is None else secret.plain
-        return messages.authentication_sasl_final(last_words), ServerSecret(plain=plain, keys=keys)
-
-    async def _verifier_of(self, secret: Secret, plain: bytes, salt: bytes) -> scram.Verifier:
-        known = self._rules.derived.get(self._user)
-        if known is not None and known[0] == secret:
-            return known[1]
-        verifier = await self._derive(plain, salt)
-        self._rules.derived[self._user] = (secret, verifier)
-        return verifier
-
-    async def _derive(
-        self, password: bytes, salt: bytes, iterations: int = scram.ITERATIONS_DEFAULT
-    ) -> scram.Verifier:
-        self._has_derived = True
-        return await trio.to_thread.run_sync(
-            scram.Verifier.derive, password, salt, iterations, abandon_on_cancel=True)
-
-    async def _take_body(self) -> bytes:
-        while (frame := self._reader.next()) is None:
-            self._reader.feed(await self._sock.recv_some())
-        if frame.kind == b"X":
-            raise PeerGone("terminated")
-        return frame.body
-
-    async def _take_string(self) -> bytes:
-        body = await self._take_body()
-        if not body or body.find(b"\0") != len(body) - 1:
-            raise ProtocolViolation("invalid password packet size")
-        return body[:-1]
+        return Proven(proof.last_words + messages.AUTHENTICATION_OK, proof.secret)
 
 
-def _read_sasl_initial(body: bytes) -> bytes:
-    mechanism, at = messages.split_cstring(body)
-    if mechanism != scram.MECHANISM.encode():
-        raise ProtocolViolation("client selected an invalid SASL authentication mechanism")
-    data = body[at + 4 :]
-    if len(body) < at + 4 or int.from_bytes(body[at : at + 4], "big") != len(data):
-        raise ProtocolViolation("malformed SASL initial response")
-    return data
+async def _answer_late(failures: FailedLogins, source: str) -> None:
+    """The time for which the answer to a failure is held back."""
+    seconds = failures.failed(source, trio.current_time())
+    try:
+        with trio.move_on_after(seconds):
+            if seconds:
+                await trio.sleep_forever()
+    finally:
+        failures.answered(source)
+
+
+def refusal_message(error: PoolerError) -> bytes:
+    """The FATAL for a client that cannot come in; a server's own words pass unchanged."""
+    own: bytes = getattr(error, "server_error", b"")
+    if own:
+        return messages.message(b"E", own)
+    code = getattr(error, "code", "") or error.sqlstate
+    return messages.error_response(messages.Fault("FATAL", code, str(error)))

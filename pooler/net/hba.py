@@ -91,6 +91,11 @@ class Rule:
     certificate: Certificate = Certificate.NONE
     by_distinguished_name: bool = False
 
+    @classmethod
+    def plain(cls, method: AuthType, ident_map: str | None = None) -> Rule:
+        """A rule for everybody: what an `auth.type` other than hba is."""
+        return cls("auth.type", "", Names(), Names(), "all", method, ident_map)
+
     def fits(self, visitor: Visitor, own: Callable[[], Sequence[Interface]]) -> bool:
         """Whether this line is about that client. `own` gives this host's addresses with their networks."""
         return (self._fits_way(visitor) and self._fits_address(visitor.address, own)

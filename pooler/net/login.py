@@ -15,8 +15,9 @@ from enum import StrEnum
 import trio
 
 from pooler.errors import LoginRefused, PoolerError, ProtocolViolation
-from pooler.net.gate import Gate, GateRules, send
+from pooler.net.gate import Gate, GateRules, Proven, refusal_message
 from pooler.net.handshake import HANDSHAKE_RECORD, HandshakeFailed, accept_tls, has_alpn
+from pooler.net.passwords import send
 from pooler.net.proxy_protocol import PeerAddress, begins_like_header, read_proxy_header
 from pooler.net.stream import Broken, PeerGone, RawSocket
 from pooler.net.tls_context import ClientTls
@@ -63,7 +64,8 @@ class LoggedIn:
 
     `parameters` are the startup parameters apart from user, database, options and replication; `options` are
     the settings in `options`. `owed` must be the first bytes of the greeting. `leftover` are bytes that came
-    after the last login message. `console`: it wants the admin database and may have it.
+    after the last login message. `console`: it wants the admin database and may have it; `is_owner`: as an
+    administrator, whatever its name.
     """
 
     user: str
@@ -75,6 +77,7 @@ class LoggedIn:
     address: PeerAddress
     secret: ServerSecret
     console: bool
+    is_owner: bool
     owed: bytes = field(repr=False)
     leftover: bytes = field(repr=False)
 
@@ -104,11 +107,12 @@ async def login(sock: RawSocket, door: Door, peer: PeerAddress) -> LoggedIn | Ca
     if asked.must_negotiate:
         await send(sock, messages.negotiate_protocol_version(MINOR_MAX, asked.unknown_options))
     gate = Gate(sock, door.gate, asked, address, bytes(entrance.buffer))
-    owed, server_secret = await gate.prove()
+    proven = await gate.prove()
     return LoggedIn(
         user=asked.user, database=asked.database, parameters=asked.parameters, options=asked.options,
-        replication=asked.replication, protocol_minor=asked.minor, address=address, secret=server_secret,
-        console=_check_entry(door, asked), owed=owed, leftover=gate.leftover(),
+        replication=asked.replication, protocol_minor=asked.minor, address=address, secret=proven.secret,
+        console=_check_entry(door, asked, proven), is_owner=proven.is_owner or proven.is_anybody,
+        owed=proven.owed, leftover=gate.leftover(),
     )
 
 
@@ -123,11 +127,9 @@ async def greet(sock: RawSocket, welcome: Welcome) -> None:
 async def refuse(sock: RawSocket, error: PoolerError) -> None:
     """Tell a client why it cannot come in and close. Waits a little for it to hang up, so that the text is
     not lost to a reset; never raises but Cancelled."""
-    code = error.code if isinstance(error, LoginRefused) else error.sqlstate
-    fault = messages.Fault("FATAL", code, str(error))
     try:
         with trio.move_on_after(FAREWELL_SECONDS):
-            await sock.send_all(messages.error_response(fault))
+            await sock.send_all(refusal_message(error))
             sock.end_sending()
             await _drain(sock)
     except Broken:
@@ -142,9 +144,9 @@ async def _drain(sock: RawSocket) -> None:
         total += len(data)
 
 
-def _check_entry(door: Door, asked: StartupAsked) -> bool:
+def _check_entry(door: Door, asked: StartupAsked, proven: Proven) -> bool:
     if asked.database in door.console_databases:
-        if asked.user not in door.console_users:
+        if asked.user not in door.console_users and not (proven.is_owner or proven.is_anybody):
             raise LoginRefused(f'user "{asked.user}" may not use the admin console')
         return True
     if not door.database_exists(asked.database):

@@ -145,7 +145,7 @@ backend workers
 
 
 @pytest.mark.haproxy
-@pytest.mark.parametrize("kind", list(AuthType))
+@pytest.mark.parametrize("kind", [AuthType.TRUST, AuthType.PASSWORD, AuthType.MD5, AuthType.SCRAM])
 async def test_haproxys_check_finds_us_up_quietly_and_clients_keep_their_address(
     kind: AuthType, run_haproxy: RunHAProxy, tmp_path: object
 ) -> None:
