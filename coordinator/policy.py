@@ -15,6 +15,8 @@ from typing import Any
 import msgpack
 import yaml
 
+from coordinator.session_table import DATABASE_BYTES_MAX
+
 SCHEMA_NAME = "dbAdmissionPolicy.v1"
 FAIRNESS = ("weighted-deficit-v2",)
 POOL_MODES = ("transaction", "session", "statement")
@@ -156,7 +158,7 @@ def _read_policy(reader: _Fields) -> Policy:
     reader.choice("schema", (SCHEMA_NAME,))
     slots = reader.integer("serverSessionPermits", 1, SLOTS_MAX)
     policy = Policy(
-        database=reader.text("database"),
+        database=reader.text("database", DATABASE_BYTES_MAX),
         generation=reader.integer("generation", 1, 2**31),
         server_session_permits=slots,
         admin_reserve=reader.integer("adminReserve", 0, SLOTS_MAX),
@@ -299,10 +301,12 @@ class _Fields:
             self._fault(name, f"{value!r} is not a duration with its unit (100ms, 10s, 5m)")
         return default if seconds is None else seconds
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, bytes_max: int) -> str:
         value = self._take(name, None)
         if value is not None and (not isinstance(value, str) or not value):
             self._fault(name, f"{value!r} is not a name")
+        elif value is not None and len(value.encode(errors="replace")) > bytes_max:
+            self._fault(name, f"{value[:20]!r}… is longer than {bytes_max} bytes")
         return value if isinstance(value, str) else ""
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str | None = None) -> str:

@@ -38,7 +38,7 @@ _WHO = struct.Struct("<I24s16s60s36s")  # crc, tenant, class, client, the client
 _ACTIVITY = struct.Struct(f"<QIIQQ{_WHO.size}sIQ")  # sequence, state, -, ticket, since, who, -, sequence
 _SESSION_BYTES = -(-(_IDENTITY.size + _ACTIVITY.size) // 64) * 64
 _TICKET_BYTES = -(-_ACTIVITY.size // 64) * 64
-_DB_BYTES_MAX = 128
+DATABASE_BYTES_MAX = 128  # of a ledger's name: what a policy is held to
 _KINDS = ("", "main", "reserve", "admin", "replication")
 _IDLE, _BUSY = 1, 2  # never zero: a cleared row has no state
 _BOOT_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -136,10 +136,11 @@ class Row:
         self._pack(self._buffer, self._offset, n, _IDLE, 0, 0, 0, _NOBODY, 0, n)
 
     def identify(self, db: str, permit: PermitIdentity, pid: int) -> None:
-        """Whose row it is: on taking it, and when the session's permit moves to another slot."""
-        name = db.encode()
-        if len(name) > _DB_BYTES_MAX:
-            raise ValueError(f"database name of {len(name)} bytes: a session table holds {_DB_BYTES_MAX}")
+        """Whose row it is: on taking it, and when the session's permit moves to another slot.
+
+        A name over its field is cut: the row is then nobody's, but the session serves.
+        """
+        name = db.encode(errors="replace")[:DATABASE_BYTES_MAX]
         fields = (_KINDS.index(permit.kind), permit.slot, pid, permit.generation, name)
         check = crc32(_IDENTITY.pack(0, *fields))
         _IDENTITY.pack_into(self._buffer, self._identity_at, check, *fields)
@@ -235,7 +236,7 @@ class SessionTable:
         return table
 
     def take(self, db: str, permit: PermitIdentity, pid: int) -> Row:
-        """A row for a session that is open, idle at first. Raises ValueError if `db` is over 128 bytes."""
+        """A row for a session that is open, idle at first."""
         if self._free_sessions:
             index = self._free_sessions.pop()
             row = Row(self, index, self._buffer, _HEADER_BYTES + index * _SESSION_BYTES)
@@ -243,11 +244,7 @@ class SessionTable:
             self.overflowed += 1
             row = Row(self, _NOWHERE, bytearray(_SESSION_BYTES), 0)
         row.idle()  # before the identity: a row with an identity has an activity
-        try:
-            row.identify(db, permit, pid)
-        except ValueError:
-            row.free()
-            raise
+        row.identify(db, permit, pid)
         return row
 
     def take_ticket(self, ticket_id: int, who: bytes, since_us: int) -> TicketRow:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from pooler.errors import LoginRefused
 from pooler.net.stream import KeepAlive
 from pooler.settings import DatabaseSettings, PoolMode, PoolSettings, Settings
 from pooler.wire.auth import ServerSecret
+
+NAME_BYTES_MAX = 128  # of a database and of a user, as PgBouncer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,25 @@ def keepalive_of(settings: PoolSettings, unset: KeepAlive) -> KeepAlive:
         is_probing=settings.tcp_keepalive)
 
 
+def _fits(name: str) -> bool:
+    try:
+        return len(name.encode()) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
 def plan_for(
     settings: Settings, name: str, user: str, secret: ServerSecret, service: str | None = None
 ) -> PoolPlan:
-    """The plan of the pool that serves `user` on the `databases` entry `name`."""
+    """The plan of the pool that serves `user` on the `databases` entry `name`.
+
+    Raises LoginRefused for a name that no server and no ledger can bear, which only clients can bring.
+    """
     database: DatabaseSettings = settings.database(name)
+    if not _fits(database.dbname or name):
+        raise LoginRefused(f"no such database: its name is no UTF-8 or over {NAME_BYTES_MAX} bytes", "3D000")
+    if not _fits(database.user or user):
+        raise LoginRefused(f"the user's name is no UTF-8 or over {NAME_BYTES_MAX} bytes", "28000")
     if database.user is not None:
         password = database.password.get_secret_value() if database.password is not None else None
         secret = ServerSecret(plain=password.encode() if password is not None else None)

@@ -43,6 +43,19 @@ def test_what_is_stored_reads_back_as_the_same_policy() -> None:
     assert decode_policy(encode_policy(document)) == policy
 
 
+@pytest.mark.parametrize(("name", "fits"), [
+    ("d" * 122 + "/write", True), ("d" * 123 + "/write", False), ("ä" * 61 + "/write", True),
+    ("ä" * 62 + "/write", False),
+])
+def test_a_ledgers_name_fits_the_session_tables(name: str, fits: bool) -> None:
+    text = DOCUMENT.replace("orders-primary/write", name)
+    if fits:
+        assert load_policy(text)[0].database == name
+    else:
+        with pytest.raises(PolicyRefused, match=r"database: .* is longer than 128 bytes"):
+            load_policy(text)
+
+
 def test_every_fault_is_named_at_once_with_its_path() -> None:
     with pytest.raises(PolicyRefused) as refused:
         load_policy(

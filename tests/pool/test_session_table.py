@@ -97,10 +97,13 @@ def test_texts_too_long_for_their_field_are_cut_between_characters(table: Sessio
     assert (read.doing.tenant, read.doing.class_, read.doing.client) == ("ü" * 12, "k" * 16, "€" * 20)
 
 
-def test_a_database_name_that_does_not_fit_is_refused_and_takes_no_row(table: SessionTable) -> None:
-    with pytest.raises(ValueError, match="129 bytes"):
-        table.take("d" * 129, PERMIT, 1)
-    assert read_table(table.path) == []
+@pytest.mark.parametrize(("name", "kept"), [
+    ("d" * 128, "d" * 128), ("d" * 129, "d" * 128), ("ä" * 65, "ä" * 64), ("d\ud800", "d?"),
+])
+def test_no_name_of_a_database_ends_who_takes_a_row_for_it(table: SessionTable, name: str, kept: str) -> None:
+    table.take(name, PERMIT, 1)
+    (row,) = read_table(table.path)
+    assert (row.db, row.slot) == (kept, PERMIT.slot)
 
 
 # -- torn rows ---------------------------------------------------------------------------------------------
