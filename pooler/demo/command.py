@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from pooler.demo.faults import FAULTS
 from pooler.demo.parts import BATCH, CONSOLE, DBNAME, PASSWORDS, SHOP, Parts, is_kept, running, stop_kept
 from pooler.demo.process import PartFailed
 from pooler.demo.run import Story, Told
+from pooler.typed import pooler_command, psql_command
+
+WEB_PATHS = ("/readyz", "/api/ledger", "/metrics")
 
 Say = Callable[[str], None]
 Emit = Callable[[dict[str, Any]], None]
@@ -26,7 +30,7 @@ def run_demo(say: Say, *, seconds: float, keep: bool, fault: str | None, emit: E
     if fault is not None and fault not in FAULTS:
         raise Usage(f"--break {fault}: is not one of {', '.join(FAULTS)}")
     if is_kept():
-        raise Usage("one is still running from an earlier --keep: end it with `pooler demo --stop`")
+        raise Usage(f"an earlier --keep still runs; this ends it: {pooler_command()} demo --stop")
     try:
         with running(say, keep=keep, fault=fault) as parts:
             outcome = _tell(parts, say, seconds, keep, fault)
@@ -92,19 +96,21 @@ def _report(outcome: Outcome, say: Say, fault: str | None) -> None:
 
 
 def how_to_look(parts: Parts) -> list[str]:
-    """Ready to paste, while it is kept."""
-    config = parts.fleet.config
+    """Ready to paste, while it is kept, from the directory it was started in."""
+    pooler, config = pooler_command(), shlex.quote(str(parts.fleet.config))
+    psql = psql_command(parts.primary.installation.program("psql"))
     base = f"host=127.0.0.1 port={parts.port}"
     shared = f"host=127.0.0.1 port={parts.fleet.ports.listen}"
+    web = f"http://127.0.0.1:{parts.fleet.ports.http}"
     return [
         "", "still running; ready to paste:",
-        f"  PGPASSWORD={PASSWORDS[SHOP]} psql '{base} user={SHOP} dbname={DBNAME}'",
-        f"  PGPASSWORD={PASSWORDS[BATCH]} psql '{base} user={BATCH} dbname={DBNAME}'",
-        f"  PGPASSWORD={PASSWORDS[CONSOLE]} psql '{shared} user={CONSOLE} dbname=pooler' -c 'SHOW POOLS'",
-        f"  pooler ledger show {DBNAME} -c {config}",
-        f"  pooler fleet status -c {config}",
-        f"  http://127.0.0.1:{parts.fleet.ports.http}/",
-        "  pooler demo --stop",
+        f"  PGPASSWORD={PASSWORDS[SHOP]} {psql} '{base} user={SHOP} dbname={DBNAME}'",
+        f"  PGPASSWORD={PASSWORDS[BATCH]} {psql} '{base} user={BATCH} dbname={DBNAME}'",
+        f"  PGPASSWORD={PASSWORDS[CONSOLE]} {psql} '{shared} user={CONSOLE} dbname=pooler' -c 'SHOW POOLS'",
+        f"  {pooler} ledger show {DBNAME} -c {config}",
+        f"  {pooler} fleet status -c {config}",
+        *(f"  {web}{path}" for path in WEB_PATHS),
+        f"  {pooler} demo --stop",
     ]
 
 

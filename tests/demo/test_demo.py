@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from pooler.demo.etcd import find_etcd
-from pooler.demo.fleet import import_path
+from pooler.demo.fleet import http_status, import_path
 from pooler.demo.postgres import installations
+from tests.repo.sources import ROOT
 from tests.support.need import missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.etcd]
@@ -29,7 +30,7 @@ def run(tmp_path: Path, *options: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `pooler demo` with a folder of its own for temporary files."""
     done = subprocess.run(
         [sys.executable, "-m", "pooler.cli.main", "demo", "--seconds", "5", *options], capture_output=True,
-        text=True, check=False, timeout=200, cwd=tmp_path,
+        text=True, check=False, timeout=200, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": import_path(), "TMPDIR": str(tmp_path)})
     return done.returncode, done.stdout, done.stderr
 
@@ -67,15 +68,34 @@ def test_a_fault_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
     assert len(err.splitlines()) == 1
 
 
-def test_what_is_kept_can_be_used_and_stopped(tmp_path: Path) -> None:
+def paste(line: str) -> subprocess.CompletedProcess[str]:
+    """Run it as from a shell in the checkout, where no environment is active."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("POOLER_", "PG"))}
+    places = [place for place in own["PATH"].split(os.pathsep) if place != str(Path(sys.executable).parent)]
+    return subprocess.run(
+        ["/bin/sh", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        stdin=subprocess.DEVNULL, env={**own, "PATH": os.pathsep.join(places)})
+
+
+def test_what_is_kept_answers_to_each_printed_line_and_is_stopped(tmp_path: Path) -> None:
     code, out, _ = run(tmp_path, "--keep")
+    lines = [line.strip() for line in out.partition("ready to paste:")[2].splitlines() if line.strip()]
     try:
         assert code == 0, out
-        [line] = [line for line in out.splitlines() if "pooler ledger show" in line]
-        config = line.split()[-1]
-        show = [sys.executable, "-m", "pooler.cli.main", "ledger", "show", "shop", "-c", config]
-        assert "10 slots" in subprocess.run(show, capture_output=True, text=True, check=True).stdout
-        assert run(tmp_path)[0] == 2  # one at a time
+        [show] = [line for line in lines if " ledger show " in line]
+        config = show.split()[-1]
+        assert "10 slots" in paste(show).stdout
+        assert lines.pop().endswith("pooler demo --stop")
+        for line in lines:
+            if line.startswith("http://"):
+                port, _, path = line.removeprefix("http://127.0.0.1:").partition("/")
+                assert http_status(int(port), f"/{path}") == 200, line
+            else:
+                done = paste(line)
+                assert done.returncode == 0, (line, done.stderr)
+        again = run(tmp_path)
+        assert again[0] == 2  # one at a time
+        assert "demo --stop" in again[2]
     finally:
         stopped = run(tmp_path, "--stop")
     assert stopped[0] == 0

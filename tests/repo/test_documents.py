@@ -59,6 +59,14 @@ def test_the_readmes_make_targets_exist() -> None:
     assert wanted <= targets
 
 
+def test_the_readme_tells_the_exit_code_of_a_failed_demonstration_and_that_of_make() -> None:
+    told = " ".join(README.read_text().split())
+    assert re.search(r"`[.]venv/bin/pooler demo --break [^`]+`[^.]*? exit 1", told)
+    assert re.search(r"`make demo ARGS=\"--break [^`]+` [^.]*ends with 2", told)
+    failing = ["make", "--old-file=setup", "demo", "PYTHON=false"]  # the demonstration ends with 1
+    assert subprocess.run(failing, cwd=ROOT, capture_output=True, check=False).returncode == 2
+
+
 def test_every_link_of_a_document_leads_somewhere() -> None:
     dead = [
         f"{page.relative_to(ROOT)}: {target}"
