@@ -7,16 +7,21 @@ from typing import Annotated
 
 import typer
 
+from pooler.cli.import_pgbouncer import import_pgbouncer
 from pooler.cli.options import JsonOption
 
 app = typer.Typer(
-    help="Check a config file.", epilog="Example: pooler config check pooler.yaml",
+    help="Check a config file, or make one of a PgBouncer ini.",
+    epilog="Example: pooler config check pooler.yaml",
     no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def _group() -> None:
     pass
+
+
+app.command("import-pgbouncer")(import_pgbouncer)
 
 
 @app.command()
