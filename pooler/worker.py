@@ -13,7 +13,6 @@ import socket
 import sys
 from contextlib import suppress
 from functools import partial
-from ipaddress import ip_address, ip_network
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -29,7 +28,7 @@ from pooler.net.client_count import ClientCount
 from pooler.net.gate import GateRules
 from pooler.net.listener import Acceptor, adopt
 from pooler.net.login import Door, ProxyRule
-from pooler.net.proxy_protocol import PeerAddress
+from pooler.net.proxy_protocol import PeerAddress, requires_header
 from pooler.net.stream import KeepAlive
 from pooler.net.userlist import Userlist, read_userlist
 from pooler.observe.events import Event
@@ -168,7 +167,9 @@ class Worker:
 
     def _door(self, service: str | None, peer: PeerAddress) -> Door:
         settings = self.settings
-        must = settings.fleet.listen_proxy if service is None else self._is_proxy(peer)
+        must = requires_header(
+            peer, at_service=service is not None, listen_proxy=settings.fleet.listen_proxy,
+            networks=settings.fleet.proxy_protocol_from)
         gate = GateRules(
             auth_type=AuthType(settings.auth.type), find_user=self._find_user,
             unknown_method=Method.SCRAM if self.userlist is None else self.userlist.usual_method,
@@ -177,11 +178,6 @@ class Worker:
             gate=gate, database_exists=lambda name: settings.database_for(name, service) is not None,
             proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN,
             console_users=frozenset((*settings.admin.users, *settings.admin.stats_users)))
-
-    def _is_proxy(self, peer: PeerAddress) -> bool:
-        networks = self.settings.fleet.proxy_protocol_from
-        return peer.host != "unix" and any(
-            ip_address(peer.host) in ip_network(network) for network in networks)
 
     async def _find_user(self, user: str, database: str) -> Secret | None:
         if self.userlist is not None:

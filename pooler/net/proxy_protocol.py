@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from ipaddress import ip_address
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
 from pooler.errors import ProtocolViolation
@@ -27,12 +28,28 @@ class PeerAddress(NamedTuple):
     host: str
     port: int
 
+    @property
+    def is_unix(self) -> bool:
+        return self.host == "unix"
+
 
 class ProxyHeader(NamedTuple):
     """What a header says: `source` is None when it speaks for the load balancer itself (LOCAL, UNKNOWN)."""
 
     source: PeerAddress | None
     size: int
+
+
+def requires_header(
+    peer: PeerAddress, *, at_service: bool, listen_proxy: bool, networks: Sequence[str]
+) -> bool:
+    """Whether this peer must begin with a header: on a service's port who comes from one of `networks`, on
+    the shared port everybody if `listen_proxy`, on a unix socket nobody: who connects there is on this host."""
+    if peer.is_unix:
+        return False
+    if not at_service:
+        return listen_proxy
+    return any(ip_address(peer.host) in ip_network(network) for network in networks)
 
 
 def begins_like_header(data: bytes | bytearray) -> bool:

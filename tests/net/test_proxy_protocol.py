@@ -16,6 +16,7 @@ from pooler.net.proxy_protocol import (
     PeerAddress,
     begins_like_header,
     read_proxy_header,
+    requires_header,
 )
 from pooler.wire import messages
 
@@ -88,3 +89,14 @@ def test_garbage_is_a_header_more_or_a_violation(start: bytes, rest: bytes) -> N
 def test_a_postgresql_packet_is_not_taken_for_a_header() -> None:
     for packet in (messages.SSL_REQUEST, messages.startup({"user": "u"}), b"\0", b""):
         assert not begins_like_header(packet)
+
+
+@pytest.mark.parametrize(("host", "at_service", "listen_proxy", "must"), [
+    ("10.0.0.7", False, False, False), ("10.0.0.7", False, True, True),
+    ("10.0.0.7", True, False, True), ("192.0.2.1", True, True, False),
+    ("unix", False, True, False), ("unix", False, False, False), ("unix", True, True, False),
+])
+def test_who_must_begin_with_a_header(host: str, at_service: bool, listen_proxy: bool, must: bool) -> None:
+    found = requires_header(
+        PeerAddress(host, 0), at_service=at_service, listen_proxy=listen_proxy, networks=("10.0.0.0/8",))
+    assert found == must
