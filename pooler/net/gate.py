@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import trio
 
@@ -68,17 +67,6 @@ class GateRules:
     owner_databases: frozenset[str] = frozenset()
 
 
-class TlsFacts(Protocol):
-    """What is known of an encrypted connection; the names are "" without a verified certificate."""
-
-    @property
-    def common_name(self) -> str: ...
-    @property
-    def distinguished_name(self) -> str: ...
-    @property
-    def server_end_point(self) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Proven:
     """What the client is owed at the greeting, what its login lets us say to a server, and whether it is the
@@ -103,7 +91,7 @@ class Gate:
         self._asked = asked
         self._user = asked.user
         self._address = address
-        self._tls: TlsFacts | None = getattr(sock, "tls", None)
+        self._tls = sock.tls
 
     def leftover(self) -> bytes:
         """What came after the last login message."""
