@@ -55,6 +55,8 @@ def child_argv(role: str, link_fd: int) -> Sequence[str]:
 class Supervisor:
     """One fleet's processes on this host. `argv_of` says how a child is started."""
 
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
     def __init__(self, config: Path, settings: Settings, argv_of: ArgvFactory = child_argv) -> None:
         self._config = config
         self._settings = settings
@@ -92,7 +94,7 @@ class Supervisor:
             run_dir.close()
 
     async def _run_children(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        with trio.open_signal_receiver(*self.signals) as signals:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._obey_signals, signals)
@@ -222,13 +224,21 @@ class Supervisor:
 
     async def _obey_signals(self, signals: Any) -> None:
         async for number in signals:
-            if number == signal.SIGHUP:
-                self._nursery.start_soon(self.reload)
-            elif self._stop_asked.is_set():
-                self._end_all_now()
-                self._stopped.set()
-            else:
-                self._ask_stop(drain_first=number == signal.SIGTERM)
+            self.obey(signal.Signals(number))
+
+    def obey(self, number: signal.Signals) -> None:
+        """What one of `signals` does."""
+        if number == signal.SIGHUP:
+            self._nursery.start_soon(self.reload)
+        elif self._stop_asked.is_set():
+            self.stop_now()
+        else:
+            self._ask_stop(drain_first=number == signal.SIGTERM)
+
+    def stop_now(self) -> None:
+        """End everything at once, and be done."""
+        self._end_all_now()
+        self._stopped.set()
 
     def _control_handlers(self) -> dict[str, Any]:
         async def on_status(args: Args, say: Say) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from pooler.serve.entrance import Entrance
 from pooler.serve.figures import Figures
 from pooler.serve.fleet_view import FleetView, open_console
 from pooler.serve.holder import WorkerHolder
+from pooler.serve.leaving import Leaving
 from pooler.serve.registry import PoolKey, Registry
 from pooler.serve.standing import Standing
 from pooler.settings import Settings
@@ -92,6 +93,7 @@ class Worker:
         self.userlist = _userlist_of(settings)
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
         self.commands = Commands(self.registry, Standing(run_dir), self._take_settings)
+        self.leaving = Leaving(self.registry, self.commands)
         self.fleet_view = FleetView(self.registry, self.permits, self.figures, link)
         self.entrance = Entrance(
             self.registry, self.count, self.cancel, self._console, self.parts.parameters_of)
@@ -121,14 +123,16 @@ class Worker:
 
     def open_doors(self, logins: trio.Nursery) -> None:
         """Let clients in: the shared port and unix sockets, and one port per service."""
-        listen = [adopt(fd) for fd in (*self.spec["listen"], *self.spec.get("unix", ()))]
-        doors: list[tuple[str | None, list[socket.socket]]] = [(None, listen)]
+        shared, unix = ([adopt(fd) for fd in self.spec.get(kind, ())] for kind in ("listen", "unix"))
+        doors: list[tuple[str | None, list[socket.socket]]] = [(None, shared), (None, unix)]
         doors += [(name, [adopt(fd)]) for name, fd in self.spec["services"].items()]
         for service, sockets in doors:
             handle = self.entrance.handler(service, partial(self._door, service))
             acceptor = Acceptor(
                 sockets, handle, in_flight_max=LOGINS_IN_FLIGHT_MAX, keepalive=_of_clients(self.settings))
             self.acceptors.append(acceptor)
+            if sockets is shared:
+                self.leaving.doors.append(acceptor)
             logins.start_soon(acceptor.run)
 
     def shut_doors(self) -> None:
@@ -302,7 +306,8 @@ async def run(link_fd: int) -> int:
             except (PoolerError, OSError) as fault:
                 base.cancel_scope.cancel()
                 return _cannot_start(fault)
-            handlers.update(drain=worker.drain, stop=worker.stop, reload=worker.reload, status=worker.status)
+            handlers.update(drain=worker.drain, stop=worker.stop, reload=worker.reload, status=worker.status,
+                            leave=worker.leaving.leave, order=worker.leaving.order)
             worker.start(base, sessions)
             await _serve(worker, link, sessions)
             sessions.cancel_scope.cancel()

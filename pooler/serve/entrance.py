@@ -122,7 +122,7 @@ class Entrance:
             raise LoginRefused("replication connections are not served by this pooler", "0A000")
         if name in registry.disabled:
             raise LoginRefused(f'database "{name}" is disabled', "3D000")
-        if registry.stopping:
+        if registry.stopping or registry.leaving:
             raise NotServing("the pooler is shutting down")
         if not self._count.enter(registry.settings.pool.max_client_conn):
             raise TooManyClients(

@@ -45,6 +45,7 @@ class Registry:
     disabled: set[str] = field(default_factory=set)
     set_here: dict[str, str] = field(default_factory=dict)  # by SET, on top of the config
     draining: bool = False  # no new clients; those whose login is under way are let in
+    leaving: bool = False  # as draining, and clients stay as long as they like
     stopping: bool = False  # everybody goes
 
     def pool(self, name: str, user: str, service: str | None, secret: ServerSecret) -> Pool:
@@ -84,7 +85,7 @@ class Registry:
     def apply_settings(self) -> None:
         """After a reload: sizes and limits of the pools there are."""
         for key, pool in self.pools.items():
-            if key.name in self.settings.databases:
+            if self.settings.database_for(key.name, None) is not None:
                 pool.apply_settings(plan_for(
                     self.settings, key.name, key.user, pool.plan.secret, key.service))
 

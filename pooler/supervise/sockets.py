@@ -90,6 +90,11 @@ class FleetSockets:
         for each in self._all():
             each.close()
 
+    def release_tcp(self) -> None:
+        """Close our copies of the shared port alone. Idempotent."""
+        for each in self.listen:
+            each.close()
+
     def close(self) -> None:
         """Release them and remove the unix sockets' paths. Idempotent."""
         self.release()
