@@ -100,6 +100,7 @@ class Worker:
         self.acceptors: list[Acceptor] = []
         self.figures.logins_open = lambda: sum(acceptor.in_flight for acceptor in self.acceptors)
         self.figures.refusals = lambda: self.entrance.refusals
+        self.figures.clients_of_host = self.count.total_alive
         self.stopping = trio.Event()
         self._mock_key = _mock_key(run_dir)
         self._derived: dict[str, tuple[Secret, Verifier]] = {}

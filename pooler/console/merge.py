@@ -117,6 +117,8 @@ def _limits(summed: set[str]) -> Merge:
 
 
 def _lists(group: Sequence[Row]) -> Row:
+    if group[0].get("list") == "free_clients":  # the places of all workers; the latest count is the least
+        return min(group, key=lambda row: row["items"])
     if group[0].get("list") in _NOT_PER_WORKER:
         return _limits(set())(group)
     return _add(group)

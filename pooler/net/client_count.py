@@ -49,6 +49,11 @@ class ClientCount:
         """Clients of all workers of this host."""
         return sum(struct.unpack_from(f"={SLOTS}q", self._map))
 
+    def total_alive(self) -> int:
+        """As total(), once the counters of processes that are gone are taken out."""
+        self._sweep()
+        return self.total()
+
     def close(self) -> None:
         """Give the counter back."""
         self._write(self._slot, 0)
@@ -56,7 +61,7 @@ class ClientCount:
         os.close(self._fd)
 
     def _sweep(self) -> None:
-        """Counters of processes that are gone stand until somebody needs the room."""
+        """Counters of processes that are gone stand until somebody needs the room, or wants to know."""
         for slot in range(SLOTS):
             if slot != self._slot and self._read(slot) and self._claim(slot):
                 self._write(slot, 0)

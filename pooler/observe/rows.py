@@ -177,8 +177,8 @@ def totals_rows(stats: Iterable[StatsRow]) -> list[Row]:
     return [{"name": names[0], "value": getattr(total, name)} for name, names in _COUNTERS.items()]
 
 
-def lists_rows(worker: WorkerStatistics, *, databases: int, users: int) -> list[Row]:
-    """SHOW LISTS."""
+def lists_rows(worker: WorkerStatistics, *, databases: int, users: int, clients: int) -> list[Row]:
+    """SHOW LISTS. `clients`: those of all workers of the host, who share the limit."""
     used = sum(p.clients_active + p.clients_waiting + p.clients_idle for p in worker.pools)
     items = {
         "databases": databases,
@@ -186,7 +186,7 @@ def lists_rows(worker: WorkerStatistics, *, databases: int, users: int) -> list[
         "peers": 0,
         "pools": len(worker.pools),
         "peer_pools": 0,
-        "free_clients": max(0, worker.clients_max - used - worker.logins_open),
+        "free_clients": max(0, worker.clients_max - clients),
         "used_clients": used,
         "login_clients": worker.logins_open,
         "free_servers": 0,

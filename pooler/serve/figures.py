@@ -9,6 +9,7 @@ from importlib.metadata import version
 from time import monotonic
 from typing import Any
 
+from pooler.net.tls import tls_text
 from pooler.observe import rows as r
 from pooler.observe import snapshot as s
 from pooler.observe.http import Parts
@@ -46,6 +47,7 @@ class Figures:
         self._period_at = monotonic()
         self.logins_open: Callable[[], int] = lambda: 0
         self.refusals: Callable[[], int] = lambda: 0
+        self.clients_of_host: Callable[[], int] = lambda: 0
 
     # ---- one snapshot
 
@@ -186,7 +188,8 @@ class Figures:
     def _lists(self) -> Iterable[r.Row]:
         users = {pool.plan.user for pool in self._registry.pools.values()}
         return r.lists_rows(
-            self.statistics(), databases=len(self._registry.settings.databases), users=len(users))
+            self.statistics(), databases=len(self._registry.settings.databases), users=len(users),
+            clients=self.clients_of_host())
 
     def _config(self) -> Iterable[r.Row]:
         return config_rows(self._registry.settings, self._registry.set_here)
@@ -251,7 +254,7 @@ def client_row(pool: Pool, client: ClientConn, now: float, number: int) -> s.Cli
         connected_at_us=_clock_us(client.connected_at), requested_at_us=_clock_us(client.requested_at),
         wait_us=int((now - client.ticket.queued_at) * 1e6) if waiting else 0,
         pointer=f"{id(client):#x}", link=f"{id(client.server):#x}" if client.server is not None else "",
-        remote_pid=0, application_name=client.application_name,
+        remote_pid=0, tls=tls_text(client.sock), application_name=client.application_name,
         prepared_statements=len(client.statements) if client.statements is not None else 0,
         id=number)
 
@@ -267,7 +270,8 @@ def server_row(server: ServerConn) -> s.ServerRow:
         local_address=local[0], local_port=local[1], connected_at_us=_clock_us(server.connected_at),
         requested_at_us=_clock_us(server.query_at), close_needed=close_needed(server),
         pointer=f"{id(server):#x}", link=f"{id(server.client):#x}" if server.client is not None else "",
-        remote_pid=server.pid, prepared_statements=len(server.statements),
+        remote_pid=server.pid, tls="" if server.closing else tls_text(server.sock),
+        prepared_statements=len(server.statements),
         application_name=(server.parameters.get(b"application_name") or b"").decode(errors="replace"),
         permit=str(server.permit), epoch=server.epoch, id=id(server) & 0x7FFFFFFF)
 

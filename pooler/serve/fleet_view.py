@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from coordinator.link import Link, LinkLost, LinkRefused
+from pooler.console.merge import KEYS
 from pooler.console.session import CommandResult, ConsoleUser, Interrupt, serve_console
 from pooler.errors import FleetUnreachable, PoolerError
 from pooler.net.login import LoggedIn
@@ -62,7 +63,14 @@ class FleetView:
         for answer in await self._ask_all(item):
             found = (answer.get("value") or {}).get("rows", [])
             rows += [{**row, "worker": answer["worker"]} for row in found]
-        return rows
+        return await self._counted_once(rows) if item == "lists" else rows
+
+    async def _counted_once(self, lists: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """LISTS with the fleet's pools and users: no worker has them all, and several have the same."""
+        pools = await self.show("pools", None)
+        counts = {"pools": len({tuple(pool[key] for key in KEYS["pools"]) for pool in pools}),
+                  "users": len({pool["user"] for pool in pools})}
+        return [row | {"items": counts.get(row["list"], row["items"])} for row in lists]
 
     async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
         """Carry out a command on every worker; RELOAD and SHUTDOWN are the supervisor's. PAUSE and WAIT_CLOSE

@@ -69,7 +69,7 @@ WORKER = WorkerStatistics(worker="w", version="1", started_at_us=0)
         ("stats_totals", made.stats_totals_row(STATS)),
         ("stats_averages", made.stats_averages_row(STATS)),
         ("totals", made.totals_rows([STATS])[0]),
-        ("lists", made.lists_rows(WORKER, databases=1, users=1)[0]),
+        ("lists", made.lists_rows(WORKER, databases=1, users=1, clients=1)[0]),
         ("state", made.state_rows(WORKER)[0]),
         ("config", made.config_row(ConfigRow("k", "v", "d", True, "file"))),
     ],
@@ -121,6 +121,12 @@ def test_lists_add_clients_but_not_databases() -> None:
     rows = [{"list": "databases", "items": 2}, {"list": "used_clients", "items": 5}]
     assert merge_rows("lists", rows + rows) == [
         {"list": "databases", "items": 2}, {"list": "used_clients", "items": 10}]
+
+
+def test_free_places_are_the_fleets_and_not_each_workers() -> None:
+    """Each worker tells how many more clients may come to the host; one of them heard of one client less."""
+    rows = [{"list": "free_clients", "items": 90}, {"list": "free_clients", "items": 89}]
+    assert merge_rows("lists", rows) == [{"list": "free_clients", "items": 89}]
 
 
 def test_the_fleet_is_paused_only_when_every_worker_is() -> None:

@@ -69,8 +69,11 @@ def test_lists_count_what_the_worker_has() -> None:
     worker = WorkerStatistics(worker="w0", version="1", started_at_us=0, clients_max=10, logins_open=1,
                               pools=(PoolStatistics(database="d", user="u", pool_mode="session",
                                                     clients_active=2, clients_idle=3, sessions_idle=4),))
-    items = {str(row["list"]): row["items"] for row in rows.lists_rows(worker, databases=2, users=3)}
-    assert (items["used_clients"], items["free_clients"], items["used_servers"]) == (5, 4, 4)
+    listed = rows.lists_rows(worker, databases=2, users=3, clients=7)  # of all workers of the host
+    items = {str(row["list"]): row["items"] for row in listed}
+    assert (items["used_clients"], items["free_clients"], items["used_servers"]) == (5, 3, 4)
+    over = rows.lists_rows(worker, databases=2, users=3, clients=11)  # the limit was lowered by a reload
+    assert {"list": "free_clients", "items": 0} in over
 
 
 def test_statistics_answer_the_items_they_cover_and_no_others() -> None:
