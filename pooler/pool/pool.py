@@ -28,12 +28,13 @@ from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
+from pooler.relay.leaving import deserted
 from pooler.relay.reactor import Reactor
 from pooler.relay.server import RETIRED, ServerConn
 from pooler.relay.task import TaskClient
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import Statements
-from pooler.wire.session_state import Residue, TextLook, cleanup, forgets_statements
+from pooler.wire.session_state import STATE_MASK, Residue, TextLook, cleanup, forgets_statements, kinds
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
@@ -72,10 +73,13 @@ class Pool:
         self.statements = parts.statements
         self.look, self.hits = parts.look.residue, parts.look.hits
         self.look_at_piece = parts.look.residue_of_piece
+        self.custom_names = parts.look.custom
         self.function_residue = int(Residue.SUSPECT)
         self.apply_settings(plan)
         self.greeting: dict[bytes, bytes] | None = None
         self.clients: set[ClientConn] = set()
+        self.pinned: set[ClientConn] = set()
+        self.states_left: dict[str, int] = {}
         self.received_bytes = self.sent_bytes = self.logins = 0
         self.client_parses = self.server_parses = self.binds = 0
         self.queries = self.errors = self.assignments = 0
@@ -99,7 +103,8 @@ class Pool:
         self.is_statement_mode = plan.mode == "statement"
         self.statements_max = settings.max_prepared_statements
         self.passes_names = self.holds_session or self.statements_max == 0
-        self.cleans = settings.session_state != "allow" or settings.server_reset_query_always
+        self.state_rule = settings.session_state
+        self.cleans = self.state_rule not in ("allow", "warn") or settings.server_reset_query_always
 
     # ---- asking and giving
 
@@ -141,20 +146,26 @@ class Pool:
         """End a wait. False if the ticket does not wait: it has a session, or ended already."""
         return self.core.withdraw(ticket, TicketState.CANCELLED)
 
+    def state_left(self, residue: int) -> None:
+        """Count what a transaction left on its session."""
+        for kind in kinds(residue):
+            self.states_left[kind] = self.states_left.get(kind, 0) + 1
+
     def cleanup(self, residue: int) -> tuple[tuple[bytes, ...], bool]:
         """What undoes this residue on a session, and whether that forgets its prepared statements."""
-        residue &= int(Residue.FORGETS) - 1
+        residue &= STATE_MASK
         if not self.cleans or not residue:
             return (), False
         return cleanup(residue), forgets_statements(residue)
 
     def client_left(self, server: ServerConn, client: Any) -> None:
         """A client went away with a session of its own."""
-        server.deserted(client)
+        deserted(server, client)
 
     def client_closed(self, client: ClientConn) -> None:
         """A client is gone."""
         self.clients.discard(client)
+        self.pinned.discard(client)
         self.parts.client_closed(client)
 
     # ---- opening

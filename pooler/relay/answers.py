@@ -20,6 +20,7 @@ HELD_BYTES_MAX = 1 << 20  # a message that must be seen whole is never this long
 _length_at = Struct(">I").unpack_from
 
 DATA_ROW, COPY_DATA = 0x44, 0x64
+IDLE = 0x49  # ReadyForQuery's I
 COMPLETE, READY, ERROR, STATUS = 0x43, 0x5A, 0x45, 0x53
 BIND_DONE, PARSE_DONE, CLOSE_DONE, NO_DATA, ROW_DESCRIPTION = 0x32, 0x31, 0x33, 0x6E, 0x54
 SUSPENDED, EMPTY, COPY_IN, COPY_BOTH = 0x73, 0x49, 0x47, 0x57

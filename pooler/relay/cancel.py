@@ -15,6 +15,7 @@ import trio
 
 from pooler.net.connect import connect
 from pooler.net.stream import Broken, PeerGone, RawSocket
+from pooler.relay.leaving import free
 from pooler.wire.messages import cancel_request
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ async def cancel_for(server: ServerConn, aimed_at: object, timeout_seconds: floa
         if not ended and not server.closing:
             server.retire = server.retire or "a cancel request was not seen to end"
         if not server.cancels and server.client is None and not server.own and not server.closing:
-            server.free(monotonic())
+            free(server, monotonic())
 
 
 async def cancel_and_wait(server: ServerConn, timeout_seconds: float) -> bool:

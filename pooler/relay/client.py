@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from pooler.admission.ticket import Ticket, TicketState
 from pooler.errors import BackendLost, NotServing, OutcomeUnknown, PoolerError, WaitEnded
 from pooler.relay import owed as o
+from pooler.relay.keeping import unpin
+from pooler.relay.leaving import end_transaction
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
 from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_owed, refuse_unsent
 from pooler.relay.requests import pass_requests
@@ -36,8 +38,8 @@ class ClientConn:
     __slots__ = (
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
         "dropping", "fd", "fitting", "holds", "last_sent", "missing", "out", "parameters", "pool", "proven",
-        "reactor", "recv", "requested_at", "send", "server", "skip", "skip_to_sync", "sock", "statements",
-        "tail", "ticket", "unsent", "who",
+        "reactor", "recv", "requested_at", "send", "server", "skip", "skip_to_sync", "sock", "started",
+        "statements", "tail", "ticket", "unsent", "warned", "who",
     )
 
     def __init__(
@@ -48,7 +50,8 @@ class ClientConn:
         self.fd = sock.fileno()
         self.recv, self.send = sock.recv, sock.send
         self.cancel_key = cancel_key
-        self.parameters = parameters
+        self.parameters = self.started = parameters
+        self.warned: tuple[str, ...] = ()
         self.application_name = application_name
         self.statements: ClientStatements | None = None
         self.holds = pool.holds_session
@@ -301,10 +304,15 @@ class ClientConn:
     # ---- how a use of a session ends
 
     def transaction_ended(self, now: float) -> None:
-        """Session pooling: count it, keep the session."""
-        assert self.server is not None
-        self.pool.transaction_counted(now - self.server.started_at)
-        self.server.started_at = now
+        """Session pooling, or it is pinned: count it, keep the session."""
+        server = self.server
+        assert server is not None
+        if server.residue and not self.pool.holds_session:
+            unpin(self)
+            end_transaction(server, self, now)  # what it left may be gone by now
+            return
+        self.pool.transaction_counted(now - server.started_at)
+        server.started_at = now
 
     def detached(self, now: float) -> None:
         """The session was taken back after a transaction."""

@@ -18,6 +18,8 @@ class Served(Protocol):
     skip: int  # bytes of a message that is being sent on in pieces
     holds: bool  # it keeps the session until it leaves, whatever ReadyForQuery says
     proven: bool  # a server has taken its parameters before
+    last_sent: bytes  # the last text of a query
+    fitting: bool  # what it sends waits until a server has taken its parameters
 
     def deliver(self, data: bytes) -> None:
         """An answer."""

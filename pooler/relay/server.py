@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pooler.net.stream import ended_in_order
 from pooler.relay import owed as o
-from pooler.relay.answers import ERROR_HEAD_BYTES, HELD_BYTES_MAX, pass_answers
+from pooler.relay.answers import ERROR_HEAD_BYTES, HELD_BYTES_MAX, IDLE, pass_answers
+from pooler.relay.leaving import end_transaction, free, leave
 from pooler.relay.reactor import READ, WRITE, Reactor
-from pooler.wire.messages import read_fault
+from pooler.wire.messages import read_data_row, read_fault
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import SessionStatements
-from pooler.wire.session_state import Residue, is_undoable
 
 if TYPE_CHECKING:
     from pooler.pool.opener import OpenSession
@@ -32,8 +32,7 @@ RECV_BYTES = 65_536
 RETIRED = "its time is over, or others wait for its permit"
 _length_at = Struct(">I").unpack_from
 
-IDLE = 0x49  # ReadyForQuery's I
-READY, ERROR, STATUS, COMPLETE = 0x5A, 0x45, 0x53, 0x43
+READY, ERROR, STATUS, COMPLETE, DATA_ROW = 0x5A, 0x45, 0x53, 0x43, 0x44
 
 
 class ServerConn:
@@ -42,10 +41,10 @@ class ServerConn:
     __slots__ = (
         "_paused", "backend_start_us", "cancels", "client", "closing", "commits", "connected_at", "copy_in",
         "cut", "doubtful", "epoch", "expires_at", "fatal", "fd", "fresh", "generation", "held",
-        "idle_since", "last_used", "opened", "out", "owed", "own", "own_answered", "own_at", "own_done",
-        "own_error", "parameters", "permit", "pid", "pool", "query_at", "reactor", "recv", "residue",
-        "retire", "row", "secret_key", "send", "skip", "skipping", "sock", "started_at", "statements",
-        "status", "syncs_ignored", "unsynced",
+        "idle_since", "last_used", "leaver", "opened", "out", "owed", "own", "own_answered", "own_at",
+        "own_done", "own_error", "own_rows", "parameters", "permit", "pid", "pool", "query_at", "reactor",
+        "recv", "residue", "retire", "row", "secret_key", "send", "skip", "skipping", "sock", "started_at",
+        "statements", "status", "syncs_ignored", "unsynced",
     )
 
     def __init__(self, reactor: Reactor, pool: Pool, opened: OpenSession, parameters: ParameterSet) -> None:
@@ -75,6 +74,8 @@ class ServerConn:
         self.own_answered = False
         self.own_error = b""
         self.own_done: Any = None
+        self.own_rows: list[list[bytes | None]] | None = None  # kept if a list
+        self.leaver: Any = None  # a client that waits for what is set on this session
         self.residue = 0
         self.cancels = 0
         self.retire = ""
@@ -129,24 +130,24 @@ class ServerConn:
             self._watch()
             if self.client is None:
                 if not self.own:
-                    self.free(monotonic())
+                    free(self, monotonic())
             elif not self.own:
                 self.client.pause(False)
 
     def fit(self, client: Served) -> bool:
         """Give the session the parameters that this client has, in front of whatever it sends next.
 
-        True: that may be sent at once. Values that no server has taken yet may be refused, and nothing must
-        run without them: then `client.fitted()` says when.
+        True: that may be sent at once. Values that no server has taken yet may be refused, and some (a role)
+        at any time; nothing must run without them: then `client.fitted()` says when.
         """
         wanted = client.parameters
         sql = self.parameters.difference(wanted)
         if sql is None:
             self.parameters = client.parameters = self.parameters.adopt(wanted)
             client.proven = True
-        else:
-            self.write(self.run_own([sql], self._fitted))
-        return client.proven
+            return True
+        self.write(self.run_own([sql], self._fitted))
+        return client.proven and not wanted.may_be_refused
 
     def _fitted(self, ok: bool) -> None:
         client = self.client
@@ -156,7 +157,7 @@ class ServerConn:
             self.parameters = client.parameters = self.parameters.adopt(client.parameters)
             client.proven = True
             client.fitted()
-        elif client.proven:  # its messages went out behind
+        elif not client.fitting:  # its messages went out behind
             self.give_up("a client's parameters could not be set")
         else:
             fault = read_fault(self.own_error[5:])
@@ -224,6 +225,9 @@ class ServerConn:
                 self.own_answered = True
                 self.own_error = data[at:end]
                 self.note_fatal(data[at:end])
+            elif kind == DATA_ROW:
+                if self.own_rows is not None:
+                    self.own_rows.append(read_data_row(data[at + 5 : end]))
             elif kind == COMPLETE:
                 self.own_answered = True
             elif kind == READY:
@@ -246,6 +250,10 @@ class ServerConn:
         if done is not None:
             done(not self.own_error)
         self.own_error = b""
+
+    def own_fault(self) -> str:
+        """What a query of the pooler's own was refused with."""
+        return read_fault(self.own_error[5:]).message if self.own_error else ""
 
     def note_fatal(self, message: bytes) -> None:
         """Remember the last word of a server that ends the session."""
@@ -277,7 +285,7 @@ class ServerConn:
             if client.holds:
                 client.transaction_ended(now)
             elif self.residue or self.retire or self.cancels or self.out or self._paused or self.doubtful:
-                self.leave(client, now)
+                end_transaction(self, client, now)
             else:
                 self.client = None
                 client.detached(now)
@@ -292,76 +300,7 @@ class ServerConn:
     def unasked(self, client: Served) -> None:
         """What the client sent asks for no answer (the rest of a COPY that failed), and nothing is owed."""
         if self.client is client and self.status == IDLE and not client.skip and not client.holds:
-            self.leave(client, monotonic())
-
-    def leave(self, client: Served, now: float) -> None:
-        """The client's use of this session is over; it is in step and idle."""
-        self.client = None
-        if self._paused:
-            self.pause(False)
-        if self.out:
-            client.pause(False)
-        client.detached(now)
-        self.free(now)
-
-    def deserted(self, client: Served) -> None:
-        """The client went away and takes no answers: undo what it began, or close what cannot be shown to be
-        in step."""
-        self.client = None
-        self.pause(False)
-        self.cut = bool(self.out or client.skip)
-        if self.owed or self.skip or self.held or self.cut or self.unsynced or self.own or self.closing:
-            self.give_up("its client left in the middle of something")
-            return
-        if client.holds:
-            self.residue |= Residue.SUSPECT
-        if self.status == IDLE:
-            self.free(monotonic())
-        else:
-            self.write(self.run_own([b"ROLLBACK"], self.rolled_back))
-
-    def free(self, now: float) -> None:
-        """Nobody uses it: undo what was left behind, wait for cancels, then give it back."""
-        if self.cancels or self.out or self.closing:
-            return  # the last cancel to end calls again, and so does the last byte to go
-        if self.row is not None:
-            self.row.idle()
-        if self.doubtful and not self.retire:
-            self.doubtful = False  # what answers there are come before that to a query of ours
-            self.write(self.run_own([b"SELECT 1"], self.rolled_back))
-            return
-        if self.residue and not self.retire:
-            if not is_undoable(self.residue):
-                self.retire = "a client left something behind that nothing undoes"
-            elif self._clean():
-                return
-        self.residue = 0
-        self.pool.give(self, now)
-
-    def _clean(self) -> bool:
-        queries, forgets = self.pool.cleanup(self.residue)
-        if not queries:
-            return False
-        if forgets:
-            self.statements.clear()
-        self.write(self.run_own(queries, self._cleaned))
-        return True
-
-    def _cleaned(self, ok: bool) -> None:
-        if not ok or self.status != IDLE:
-            self.give_up("clean-up failed")
-            return
-        if self.residue & (Residue.PARAMETERS | Residue.SUSPECT):
-            self.parameters = self.parameters.after_reset(self.fresh)
-        self.residue = 0
-        self.free(monotonic())
-
-    def rolled_back(self, ok: bool) -> None:
-        """After a query of the pooler's own that leaves the session idle."""
-        if ok and self.status == IDLE:
-            self.free(monotonic())
-        else:
-            self.give_up("it could not be shown to be idle")
+            leave(self, client, monotonic())
 
     # ---- the end of the session
 
@@ -397,4 +336,7 @@ class ServerConn:
         """Out of the reactor: from here on the socket is its closer's."""
         self.closing = True
         self.reactor.remove(self.fd)
+        leaver, self.leaver = self.leaver, None
+        if leaver is not None and not leaver.closing:
+            leaver.break_off("08006", "the server went away before it had told what is set on the session")
 

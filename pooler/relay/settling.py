@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
 from pooler.wire.prepared import UNSURE
-from pooler.wire.session_state import FORGETTING_TAGS, residue_of_tag
+from pooler.wire.session_state import FORGETTING_TAGS, Residue, is_local_set, residue_of_tag
 
 if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
+
+_LOOK = int(Residue.LOOK)
 
 
 def errored(server: ServerConn, message: bytes) -> None:
@@ -48,9 +50,17 @@ def copying(server: ServerConn) -> None:
         server.unsynced = True
 
 
+def _is_local(server: ServerConn) -> bool:
+    """Whether the SET that is answered now is a query of its own and gone with its transaction."""
+    return server.client is not None and len(server.owed) == 1 and is_local_set(server.client.last_sent)
+
+
 def tagged(server: ServerConn, tag: bytes) -> None:
     """A command tag that is not one of the common ones."""
-    server.residue |= residue_of_tag(tag)
+    if server.pool.pinned:
+        server.residue |= _LOOK
+    if tag != b"SET" or not _is_local(server):
+        server.residue |= residue_of_tag(tag)
     if tag in FORGETTING_TAGS:
         server.statements.clear()
         server.statements.unnamed = UNSURE

@@ -35,7 +35,7 @@ class TaskClient:
     def __init__(self, pool: Pool) -> None:
         self.holds = True  # the session stays until the block ends, whatever ReadyForQuery says
         self.skip = 0
-        self.proven = True
+        self.proven, self.fitting, self.last_sent = True, False, b""
         self.pool = pool
         self.ticket = Ticket(self.bind, self._refuse, self)
         self.parameters: Any = None

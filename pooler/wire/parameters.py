@@ -5,7 +5,8 @@ state "nothing to do" is `client.parameters is server.parameters`. Where they di
 that makes the session fit, and after it `adopt` makes the two one object again: a server may write a value
 differently from how it was given (`ISO` becomes `ISO, MDY`), and the set then holds the server's form.
 
-Parameters that a client gave at its start and that are not tracked travel with it as `extra`.
+Parameters that are not tracked and that a client gave at its start, or has set since, travel with it as
+`extra`; `with_settings` takes them from what a session says of itself.
 """
 
 from __future__ import annotations
@@ -50,6 +51,18 @@ _CODECS: Final = {
     b"BIG5": "big5",
     b"UHC": "cp949",
 }
+
+# While one of these is another than the login's, what the login may set may be refused: they go first when
+# they are undone and come last when they are set. The second undoes the first.
+_IDENTITY: Final = (b"role", b"session_authorization")
+
+# What a server took once it takes again; of other settings that is not known (a role may be dropped)
+_TAKEN_ALWAYS: Final = frozenset((
+    b"bytea_output", b"client_min_messages", b"default_transaction_deferrable",
+    b"default_transaction_isolation", b"default_transaction_read_only", b"extra_float_digits", b"geqo",
+    b"idle_in_transaction_session_timeout", b"idle_session_timeout", b"jit", b"lock_timeout", b"row_security",
+    b"statement_timeout", b"synchronous_commit", b"transaction_timeout", b"work_mem",
+))
 
 Extra = tuple[tuple[bytes, bytes], ...]
 
@@ -106,7 +119,7 @@ class ParameterSet:
     `told` has a bit for each value that the server reports by itself.
     """
 
-    __slots__ = ("_tracked", "extra", "told", "values")
+    __slots__ = ("_tracked", "extra", "may_be_refused", "told", "values")
 
     def __init__(
         self, tracked: TrackedParameters, values: tuple[bytes | None, ...], told: int, extra: Extra
@@ -115,6 +128,7 @@ class ParameterSet:
         self.values = values
         self.told = told
         self.extra = extra
+        self.may_be_refused = any(name not in _TAKEN_ALWAYS for name, _ in extra)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Names and values of what a client is greeted with."""
@@ -170,11 +184,15 @@ class ParameterSet:
             )
             if value != now and (value is None or _foreign(at, value) != now)
         ]
-        if wanted.extra != self.extra:
-            old, new = dict(self.extra), dict(wanted.extra)
-            parts += [_reset(name) for name in old if name not in new]
-            parts += [_set(name, recode(value)) for name, value in new.items() if old.get(name) != value]
-        return b";".join(parts) if parts else None
+        old, new = dict(self.extra), dict(wanted.extra)
+        parts += [_reset(name) for name in old if name not in new and name not in _IDENTITY]
+        parts += [_set(name, recode(value)) for name, value in new.items()
+                  if old.get(name) != value and name not in _IDENTITY]
+        if not parts and all(old.get(name) == new.get(name) for name in _IDENTITY):
+            return None
+        undone = [_reset(name) for name in reversed(_IDENTITY) if name in old]
+        taken = [_set(name, recode(new[name])) for name in reversed(_IDENTITY) if name in new]
+        return b";".join([*undone, *parts, *taken])
 
     def adopt(self, wanted: ParameterSet) -> ParameterSet:
         """After the difference was applied, or was None: the set of both session and client.
@@ -186,6 +204,31 @@ class ParameterSet:
             for at, (mine, theirs) in enumerate(zip(self.values, wanted.values, strict=True))
         )
         return self._tracked.intern(values, self.told, wanted.extra)
+
+    def with_settings(self, found: Mapping[bytes, bytes]) -> ParameterSet:
+        """Where a session says that just `found` is set on it, by names as the server writes them.
+
+        What the server reports by itself is known better already and stays.
+        """
+        values = tuple(
+            mine if self.told >> at & 1 else found.get(name)
+            for at, (name, mine) in enumerate(zip(self._tracked.names, self.values, strict=True)))
+        extra = {name.lower(): value for name, value in found.items() if self._tracked.index(name) is None}
+        return self._tracked.intern(values, self.told, tuple(sorted(extra.items())))
+
+    def again(self, started: ParameterSet, fresh: ParameterSet) -> ParameterSet:
+        """After a RESET: what went back to the session's `fresh` value has, to its client, the value that it
+        `started` with."""
+        values = tuple(
+            first if mine == default and first != default else mine
+            for mine, first, default in zip(self.values, started.values, fresh.values, strict=True))
+        return self._tracked.intern(
+            values, self.told, tuple(sorted((dict(started.extra) | dict(self.extra)).items())))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the names and values in `extra`."""
+        return sum(len(name) + len(value) for name, value in self.extra)
 
     def after_reset(self, fresh: ParameterSet) -> ParameterSet:
         """After RESET ALL or DISCARD ALL on a session that began with `fresh`.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from struct import Struct
 
 from pooler.errors import PoolerError, ProtocolViolation
@@ -35,10 +36,10 @@ class Statement:
 
     __slots__ = ("body", "commits", "residue", "server_name", "uses")
 
-    def __init__(self, server_name: bytes, body: bytes) -> None:
+    def __init__(self, server_name: bytes, body: bytes, residue: int = 0) -> None:
         self.server_name = server_name
         self.body = body
-        self.residue = residue_of_text(body.partition(b"\0")[0])
+        self.residue = residue
         self.commits = COMMITS.search(body) is not None
         self.uses = 0
 
@@ -54,12 +55,16 @@ class Statements:
 
     A statement without a name stays for `spare_max` others, because a server session may still have it: a
     client that comes back with the same text then finds it prepared. The text of all together stays below
-    `bytes_max`.
+    `bytes_max`. `look` tells the residue of a text.
     """
 
-    __slots__ = ("_by_body", "_bytes", "_bytes_max", "_next", "_spare", "_spare_max")
+    __slots__ = ("_by_body", "_bytes", "_bytes_max", "_look", "_next", "_spare", "_spare_max")
 
-    def __init__(self, *, spare_max: int = 1000, bytes_max: int = 256 * 1024 * 1024) -> None:
+    def __init__(
+        self, look: Callable[[bytes], int] = residue_of_text, *, spare_max: int = 1000,
+        bytes_max: int = 256 * 1024 * 1024,
+    ) -> None:
+        self._look = look
         self._by_body: dict[bytes, Statement] = {}
         self._spare: dict[Statement, None] = {}
         self._spare_max = spare_max
@@ -101,7 +106,8 @@ class Statements:
             self._drop_oldest_spare()
         if self._bytes + len(body) > self._bytes_max:
             raise TooManyStatements("the pooler keeps too much text of prepared statements")
-        statement = Statement(SERVER_NAME_PREFIX + b"%d" % self._next, body)
+        statement = Statement(
+            SERVER_NAME_PREFIX + b"%d" % self._next, body, self._look(body.partition(b"\0")[0]))
         self._next += 1
         self._bytes += len(body)
         self._by_body[body] = statement

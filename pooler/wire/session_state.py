@@ -33,13 +33,22 @@ class Residue(IntFlag):
     """Nothing but a new session undoes it: LOAD, dblink connections, temporary replication slots."""
     FORGETS = 1 << 12
     """Not a residue: the text may DEALLOCATE or DISCARD; `forgotten_names` says what."""
+    RESETS = 1 << 13
+    """Not a residue: settings went back to what the session began with."""
+    CUSTOM = 1 << 14
+    """Not a residue: the text names a setting that the server lists nowhere; see `TextLook.custom`."""
+    UNNAMED = 1 << 15
+    """Not a residue: the text sets something whose name it does not show."""
+    LOOK = 1 << 16
+    """Not a residue: state of a client that keeps its session may be gone."""
 
 
-_STATE_MASK: Final = int(Residue.FORGETS) - 1
+STATE_MASK: Final = int(Residue.FORGETS) - 1
 
 _TAGS: Final[dict[bytes, int]] = {
     b"SET": int(Residue.PARAMETERS),
-    b"RESET": int(Residue.PARAMETERS),
+    b"RESET": int(Residue.PARAMETERS | Residue.RESETS),
+    b"DISCARD ALL": int(Residue.PARAMETERS | Residue.RESETS),
     b"LISTEN": int(Residue.LISTEN),
     b"PREPARE": int(Residue.PREPARED),
     b"CREATE TABLE": int(Residue.TEMP),
@@ -54,6 +63,9 @@ _TAGS: Final[dict[bytes, int]] = {
 
 FORGETTING_TAGS: Final = frozenset({b"DISCARD ALL", b"DEALLOCATE ALL"})
 """After these the session has no prepared statement, the pooler's own included."""
+
+CUSTOM_NAMES_MAX: Final = 256
+"""How many names `TextLook.custom` keeps: each question to a session has all of them."""
 
 LONGEST_WORD_BYTES: Final = 64
 """How far the pieces of a text must overlap for `TextLook.residue_of_piece`."""
@@ -79,7 +91,8 @@ class _Sign(NamedTuple):
 # Every sign below contains one of these; each alternative begins with a letter that is rare in SQL or is
 # decided by its second, which is what keeps the search short.
 _WORDS = (
-    rb"_(?:config|settings|lock|limit|connect|origin|slot|temp)",
+    rb"set\s+(?:session\s+)?[\w$\"]+\s*\.",
+    rb"_(?:config|settings|lock|unlock|limit|connect|origin|slot|temp)",
     rb"mp(?<=temp)",
     rb"hold",
     rb'&(?<=u&)"',
@@ -90,11 +103,15 @@ _RUNS_STRINGS = re.compile(rb"query_to_xml|crosstab|connectby|ts_stat|ts_rewrite
 
 
 class TextLook:
-    """Looks at texts. `functions` are names (schema.name or name) of functions that leave state behind."""
+    """Looks at texts. `functions` are names (schema.name or name) of functions that leave state behind.
 
-    __slots__ = ("_hit", "_signs", "hits")
+    `custom` are the names of settings with a dot that any text was seen to set.
+    """
+
+    __slots__ = ("_hit", "_signs", "custom", "hits")
 
     def __init__(self, functions: Iterable[str] = ()) -> None:
+        self.custom: dict[bytes, None] = {}
         names = [name.rsplit(".", 1)[-1].lower().encode() for name in functions]
         own = tuple(re.escape(name) for name in names if name)
         self.hits = self._hit = re.compile(b"|".join(_WORDS + own)).search
@@ -107,7 +124,8 @@ class TextLook:
         if self._hit(lowered) is None:
             return 0
         code = _code(query)
-        return self._loosely(lowered) if code is None else self._strictly(code)
+        found = self._loosely(lowered) if code is None else self._strictly(code)
+        return found | self._note_custom(query) if found & Residue.CUSTOM else found
 
     def residue_of_piece(self, piece: bytes) -> int:
         """The same for a part of a text too large to hold. Parts must overlap by LONGEST_WORD_BYTES.
@@ -115,7 +133,16 @@ class TextLook:
         Literals and comments count as code here, since where they begin is not known.
         """
         lowered = piece.lower()
-        return 0 if self._hit(lowered) is None else self._loosely(lowered)
+        found = 0 if self._hit(lowered) is None else self._loosely(lowered)
+        return found | Residue.UNNAMED if found & Residue.CUSTOM else found
+
+    def _note_custom(self, query: bytes) -> int:
+        names = custom_names(query)
+        for name in names.found:
+            if len(self.custom) < CUSTOM_NAMES_MAX:
+                self.custom[name] = None
+        complete = names.complete and all(name in self.custom for name in names.found)
+        return 0 if complete else int(Residue.UNNAMED)
 
     def _strictly(self, code: bytes) -> int:
         found = 0
@@ -162,11 +189,14 @@ def _sign(
     return _Sign(re.compile(pattern), int(residue), re.compile(loose or pattern), check)
 
 
+_CUSTOM = Residue.PARAMETERS | Residue.CUSTOM
 _SIGNS: Final[tuple[_Sign, ...]] = (
-    _sign(rb'set_config"?\s*\(', Residue.PARAMETERS, b"set_config", _sets_beyond_transaction),
+    _sign(rb'set_config"?\s*\(', _CUSTOM, b"set_config", _sets_beyond_transaction),
+    _sign(rb"\bset\s+(?:session\s+)?(?!local\b)[\w$\"]+\s*\.", _CUSTOM),
     _sign(b"pg_settings", Residue.PARAMETERS, check=lambda code: b"update" in code),
     _sign(b"set_limit", Residue.PARAMETERS),  # pg_trgm
     _sign(b"advisory_lock", Residue.ADVISORY),
+    _sign(b"advisory_unlock", Residue.LOOK),
     _sign(
         rb"\b(?:create|into)\s+(?:or\s+replace\s+)?(?:local\s+|global\s+)?temp(?:orary)?\b|pg_temp",
         Residue.TEMP,
@@ -237,6 +267,35 @@ def _end_of_block(query: bytes, at: int) -> int:
     return at
 
 
+_LOCAL_SET = re.compile(
+    rb"(?:Q.{4})?\s*set\s+(?:local|transaction)\b[^;]*;?\s*\0?\Z", re.DOTALL | re.IGNORECASE)
+
+
+def is_local_set(query: bytes) -> bool:
+    """Whether a text (or a whole Query message) is one SET that ends with its transaction."""
+    return _LOCAL_SET.match(query) is not None
+
+
+class CustomNames(NamedTuple):
+    """Names of custom settings that a text sets; `complete`: it sets no other whose name it does not show."""
+
+    found: tuple[bytes, ...]
+    complete: bool
+
+
+_PART = rb'(?:[a-z_\x80-\xff][\w$\x80-\xff]*|"[^"]+")'
+_SET_CUSTOM = re.compile(rb"\bset\s+(?:session\s+)?(%b(?:\s*\.\s*%b)+)" % (_PART, _PART), re.IGNORECASE)
+_SET_CONFIG_NAMED = re.compile(rb"""set_config"?\s*\(\s*e?'([^'\\]*)'""", re.IGNORECASE)
+
+
+def custom_names(query: bytes) -> CustomNames:
+    """What is to be asked for by name after this text. Ask only where CUSTOM was found."""
+    named = _SET_CONFIG_NAMED.findall(query)
+    written = [re.sub(rb'[\s"]', b"", name) for name in _SET_CUSTOM.findall(query)]
+    found = [name.lower() for name in (*written, *named) if b"." in name]
+    return CustomNames(tuple(dict.fromkeys(found)), query.lower().count(b"set_config") <= len(named))
+
+
 class Forgotten(NamedTuple):
     """Which prepared statements a text forgets: all, or those names."""
 
@@ -303,7 +362,7 @@ def forgets_statements(residue: int) -> bool:
 
 def kinds(residue: int) -> tuple[str, ...]:
     """Names of the kinds, in lower case, for counters, notices and SHOW."""
-    return tuple(kind.name.lower() for kind in Residue if kind.name and kind & residue & _STATE_MASK)
+    return tuple(kind.name.lower() for kind in Residue if kind.name and kind & residue & STATE_MASK)
 
 
 residue_of_text: Final = TextLook().residue

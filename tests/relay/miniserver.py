@@ -12,42 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pooler.demo.client import message
-
-PARAMETERS = {
-    b"client_encoding": b"UTF8", b"DateStyle": b"ISO, MDY", b"TimeZone": b"UTC",
-    b"IntervalStyle": b"postgres",
-    b"standard_conforming_strings": b"on", b"application_name": b"",
-}
-
-
-class Failed(Exception):
-    """An ErrorResponse that is not the end."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-class Ended(Exception):
-    """The session is over."""
-
-
-def error(code: str, text: str, severity: str = "ERROR") -> bytes:
-    """An ErrorResponse."""
-    fields = f"S{severity}\0V{severity}\0C{code}\0M{text}\0"
-    return message(b"E", fields.encode() + b"\0")
-
-
-def row(*values: bytes) -> bytes:
-    """A DataRow."""
-    parts = [struct.pack("!h", len(values))] + [struct.pack("!i", len(v)) + v for v in values]
-    return message(b"D", b"".join(parts))
-
-
-def columns(*names: bytes) -> bytes:
-    """A RowDescription of text columns."""
-    parts = [n + b"\0" + struct.pack("!ihihih", 0, 0, 25, -1, -1, 0) for n in names]
-    return message(b"T", struct.pack("!h", len(names)) + b"".join(parts))
+from pooler.wire.session_state import Residue
+from tests.relay.words import PARAMETERS, Ended, Failed, columns, error, row
 
 
 @dataclass
@@ -66,6 +32,7 @@ class MiniServer:
     ran: list[str] = field(default_factory=list)
     ended: bool = False
     refuses_cleanup: bool = False
+    refuses_question: bool = False
     mute: bool = False
     copy: str = ""
     _copied: int = 0
@@ -369,6 +336,22 @@ class MiniServer:
             self.locks = 0
         self._tag(what if not what.startswith("SELECT") else "SELECT 1")
 
+    def _own_state(self, asked: str) -> None:
+        """What is set on this session (see pooler.wire.state_question)."""
+        if self.refuses_question:
+            raise Failed("57014", "canceling statement due to statement timeout")
+        found = [(name, value) for name, value in self.settings.items() if PARAMETERS.get(name) != value]
+        for name, value in found:
+            self._out += row(name, value)
+        advisory = int(Residue.ADVISORY)
+        if f"'?{advisory}'" in asked and self.locks:
+            self._out += row(b"?%d" % advisory, b"")
+        self._tag(f"SELECT {len(found)}")
+
+    def _unlock(self) -> None:
+        self.locks -= 1
+        self._select("unlocked")
+
     def _do(self) -> None:
         self.locks += 1
         self._tag("DO")
@@ -390,6 +373,8 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"copy out (\d+)", MiniServer._copy_out),
     (_CLEANUPS, MiniServer._clean),
     ("do", MiniServer._do),
+    (r"SELECT s\.name, s\.setting FROM (.*)", MiniServer._own_state),
+    (r"select pg_advisory_unlock\(1\)", MiniServer._unlock),
     (r"select pg_advisory_lock\(1\)(?: -- .*)?", MiniServer._lock),
     (r"SELECT pg_catalog\.set_config\('([^']*)','([^']*)',false\)", MiniServer._set_config),
     (r"select set_config\('([^']*)','([^']*)',false\)", MiniServer._set_config),

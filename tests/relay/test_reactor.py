@@ -11,7 +11,7 @@ import pytest
 from pooler.demo.client import SYNC, query
 from pooler.relay import reactor as module
 from pooler.relay.reactor import Reactor
-from tests.relay.miniserver import error
+from tests.relay.words import error
 from tests.relay.world import world
 
 

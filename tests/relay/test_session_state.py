@@ -76,8 +76,6 @@ LEAVINGS = {
     "advisory lock, extended": group("select pg_advisory_lock(1)") + SYNC,
     "a function call": b"F\x00\x00\x00\x0e\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00",
     "do": query("do"),
-    "set": query("SET work_mem='1'"),
-    "set_config": query("select set_config('work_mem','1',false)"),
     "at the end of a long text": query("select pg_advisory_lock(1) -- " + "x" * 200_000),
     "at the end of many": query("select 1;" * 30_000 + "select pg_advisory_lock(1)"),
 }
@@ -90,7 +88,144 @@ def test_what_a_transaction_leaves_is_undone_before_the_next_client(name: str) -
         w.check_idle()
         mini = w.sessions[0].mini
         assert mini.locks == 0
-        assert b"work_mem" not in mini.settings
+
+
+SETTINGS = {
+    "set": query("SET work_mem='1'"),
+    "set_config": query("select set_config('work_mem','1',false)"),
+    "set in a transaction": query("begin") + query("SET work_mem='1'") + query("commit"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("rule", ["clean", "pin", "reject"])
+def test_a_setting_goes_with_its_client_and_reaches_no_other(name: str, rule: str) -> None:
+    """R31: whichever session serves it."""
+    with world(2, session_state=rule) as w:
+        one, two, holder = w.client(), w.client(), w.client()
+        assert w.say(one, SETTINGS[name]).endswith("Z:I")
+        assert w.say(two, query("show work_mem")) == "T D: C:SELECT 1 Z:I"
+        w.say(holder, query("begin"))
+        for _ in range(2):
+            assert w.say(one, query("show work_mem")) == "T D:1 C:SELECT 1 Z:I"
+            assert w.say(two, query("show work_mem")) == "T D: C:SELECT 1 Z:I"
+        w.say(holder, query("commit"))
+        w.check_idle()
+
+
+def test_what_a_client_sends_while_its_session_is_asked_waits_and_finds_its_settings() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        w.send(one, query("SET work_mem='1'"))
+        w._push(one)
+        w.send(two, query("show work_mem"))
+        w.settle()
+        assert w.say(one, query("show work_mem")) == "C:SET Z:I T D:1 C:SELECT 1 Z:I"
+        assert two.kinds == "T D: C:SELECT 1 Z:I"
+
+
+def test_a_client_that_leaves_while_its_session_is_asked_costs_nothing() -> None:
+    with world() as w:
+        one = w.client()
+        w.send(one, query("SET work_mem='1'"))
+        w._push(one)
+        w.reactor._turn()
+        w.sessions[0].move(w.chop)
+        w.reactor._turn()
+        assert w.sessions[0].conn.leaver is one.conn
+        one.leave()
+        w.settle()
+        assert w.say(w.client(), query("show work_mem")) == "T D: C:SELECT 1 Z:I"
+        w.check_idle()
+
+
+def test_a_session_that_dies_while_it_is_asked_ends_its_client_too() -> None:
+    """Its next query would run without what it has set."""
+    with world() as w:
+        one = w.client()
+        w.send(one, query("SET work_mem='1'"))
+        w._push(one)
+        w.reactor._turn()
+        w.sessions[0].move(w.chop)
+        w.reactor._turn()
+        w.sessions[0].mini.ended = True
+        w.sessions[0].unsent.clear()
+        w.sessions[0].far.close()
+        w.settle()
+        assert (one.kinds, one.closed) == ("C:SET Z:I E:08006", True)
+
+
+def test_a_set_that_is_local_to_its_transaction_asks_nothing() -> None:
+    with world() as w:
+        one = w.client()
+        w.say(one, query("begin"))
+        w.say(one, query("SET LOCAL work_mem='1'"))
+        w.say(one, query("commit"))
+        assert w.sessions[0].mini.ran == ["begin", "SET LOCAL work_mem='1'", "commit"]
+
+
+def test_settings_that_cannot_be_read_are_undone_and_the_client_is_told() -> None:
+    with world() as w:
+        one = w.client()
+        w.sessions[0].mini.refuses_question = True
+        assert w.say(one, query("SET work_mem='1'")) == "C:SET Z:I N"
+        assert w.say(w.client(), query("show work_mem")) == "T D: C:SELECT 1 Z:I"
+
+
+def test_after_a_reset_a_client_has_what_it_started_with() -> None:
+    with world() as w:
+        client = w.client(work_mem="7", TimeZone="Asia/Tokyo")
+        w.say(client, query("SET work_mem='1'"))
+        w.say(client, query("SET TimeZone='Europe/Rome'"))
+        assert w.say(client, query("DISCARD ALL")).endswith("Z:I")
+        assert w.say(client, query("show work_mem")).startswith("T D:7 ")
+        assert w.say(client, query("show TimeZone")).startswith("T D:Asia/Tokyo ")
+
+
+def test_a_pinned_client_keeps_its_session_until_its_state_is_gone() -> None:
+    """R71."""
+    with world(session_state="pin") as w:
+        one, two = w.client(), w.client()
+        assert w.say(one, query("select pg_advisory_lock(1)")) == "T D:locked C:SELECT 1 Z:I"
+        assert w.pool.pinned == {one.conn}
+        w.say(two, query("select 2"))
+        assert w.say(one, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
+        assert two.kinds == "", "the only session is pinned"
+        assert w.say(one, query("select pg_advisory_unlock(1)")) == "T D:unlocked C:SELECT 1 Z:I"
+        assert two.kinds == "T D:2 C:SELECT 1 Z:I"
+        assert not w.pool.pinned
+        w.check_idle()
+
+
+def test_a_pinned_client_that_leaves_leaves_nothing() -> None:
+    with world(session_state="pin") as w:
+        one = w.client()
+        w.say(one, query("select pg_advisory_lock(1)"))
+        one.leave()
+        w.settle()
+        assert not w.pool.pinned
+        assert w.sessions[0].mini.locks == 0
+        w.check_idle()
+
+
+def test_no_more_clients_than_max_pinned_keep_a_session() -> None:
+    with world(2, session_state="pin", max_pinned=1) as w:
+        one, two = w.client(), w.client()
+        w.say(one, query("select pg_advisory_lock(1)"))
+        assert w.say(two, query("select pg_advisory_lock(1)")) == "T D:locked C:SELECT 1 Z:I E:53400"
+        assert two.closed
+        assert w.sessions[0].mini.locks + w.sessions[1].mini.locks == 1
+
+
+def test_a_warned_client_is_told_once_of_each_kind() -> None:
+    with world(session_state="warn") as w:
+        one = w.client()
+        lock = query("select pg_advisory_lock(1)")
+        assert w.say(one, lock) == "T D:locked C:SELECT 1 Z:I N"
+        assert w.say(one, lock) == "T D:locked C:SELECT 1 Z:I"
+        assert w.say(one, query("SET work_mem='1'")) == "C:SET Z:I N"
+        assert w.sessions[0].mini.locks == 2
+        assert w.pool.states_left == {"advisory": 2, "parameters": 1}
 
 
 def test_what_is_left_is_seen_wherever_the_text_is_cut() -> None:
@@ -128,9 +263,10 @@ def test_a_client_that_waits_gets_the_session_after_the_clean_up() -> None:
         one, two = w.client(), w.client()
         w.say(one, query("begin"))
         w.say(two, query("show work_mem"))
-        w.say(one, query("SET work_mem='1'"))
+        w.say(one, query("select pg_advisory_lock(1)"))
         w.say(one, query("commit"))
         assert two.kinds == "T D: C:SELECT 1 Z:I"
+        assert w.sessions[0].mini.locks == 0
 
 
 def test_allow_leaves_everything() -> None:

@@ -24,7 +24,8 @@ from pooler.wire.auth import ServerSecret
 from pooler.wire.parameters import TrackedParameters
 from pooler.wire.prepared import Statements
 from pooler.wire.session_state import TextLook
-from tests.relay.miniserver import PARAMETERS, MiniServer
+from tests.relay.miniserver import MiniServer
+from tests.relay.words import PARAMETERS
 
 Chop = Callable[[bytes], Iterable[bytes]]
 
@@ -182,9 +183,10 @@ class World:
         self.tasks = Tasks()
         self.reactor = Reactor()
         self.tracked = TrackedParameters(("IntervalStyle",))
+        look = TextLook()
         self.parts = Parts(
             nursery=cast(Any, self.tasks), reactor=self.reactor, permits=cast(Any, NoLedger()), table=None,
-            random=Random(0), statements=Statements(), look=TextLook(),
+            random=Random(0), statements=Statements(look.residue), look=look,
             parameters_of=lambda told: self.tracked.from_statuses(told.items()),
             client_closed=lambda client: None)
         plan = PoolPlan(

@@ -124,8 +124,9 @@ def test_closing_a_name_that_means_nothing_is_no_error() -> None:
 
 
 def test_a_statement_knows_what_its_text_leaves_behind() -> None:
-    assert Statement(b"n", body("select pg_advisory_lock(1)")).residue == Residue.ADVISORY
-    assert Statement(b"n", body("select 1")).residue == 0
+    statements = Statements()
+    assert statements.intern(body("select pg_advisory_lock(1)")).residue == Residue.ADVISORY
+    assert statements.intern(body("select 1")).residue == 0
 
 
 def test_a_session_gives_up_the_least_recently_used_statement() -> None:

@@ -135,11 +135,12 @@ def test_functions_named_in_the_settings_make_a_session_suspect() -> None:
 @pytest.mark.parametrize(
     ("tag", "residue"),
     [
-        (b"SET", P), (b"RESET", P), (b"LISTEN", Residue.LISTEN), (b"PREPARE", Residue.PREPARED),
+        (b"SET", P), (b"RESET", P | Residue.RESETS), (b"LISTEN", Residue.LISTEN),
+        (b"PREPARE", Residue.PREPARED),
         (b"DO", Residue.SUSPECT), (b"CALL", Residue.SUSPECT), (b"LOAD", Residue.RENEW), (b"CREATE TABLE", T),
         (b"SELECT 1", 0), (b"INSERT 0 1", 0), (b"UPDATE 3", 0), (b"DELETE 0", 0), (b"BEGIN", 0),
         (b"COMMIT", 0),
-        (b"ROLLBACK", 0), (b"COPY 5", 0), (b"DISCARD ALL", 0), (b"PREPARE TRANSACTION", 0),
+        (b"ROLLBACK", 0), (b"COPY 5", 0), (b"DISCARD ALL", P | Residue.RESETS), (b"PREPARE TRANSACTION", 0),
         (b"SET CONSTRAINTS", 0),
     ],
 )
