@@ -54,18 +54,21 @@ def _fits(name: str) -> bool:
 
 
 def plan_for(
-    settings: Settings, name: str, user: str, secret: ServerSecret, service: str | None = None
+    settings: Settings, name: str, user: str, secret: ServerSecret, service: str | None = None,
+    *, forces_user: bool = True,
 ) -> PoolPlan:
-    """The plan of the pool that serves `user` on the `databases` entry `name`.
+    """The plan of the pool that serves `user` on the `databases` entry `name`; as the entry's own user where
+    it has one, unless not `forces_user`.
 
     Raises LoginRefused for a name that no server and no ledger can bear, which only clients can bring.
     """
     database: DatabaseSettings = settings.database(name)
     if not _fits(database.dbname or name):
         raise LoginRefused(f"no such database: its name is no UTF-8 or over {NAME_BYTES_MAX} bytes", "3D000")
-    if not _fits(database.user or user):
+    forced = database.user if forces_user else None
+    if not _fits(forced or user):
         raise LoginRefused(f"the user's name is no UTF-8 or over {NAME_BYTES_MAX} bytes", "28000")
-    if database.user is not None:
+    if forced is not None:
         password = database.password.get_secret_value() if database.password is not None else None
         secret = ServerSecret(plain=password.encode() if password is not None else None)
     lifetime = database.server_lifetime_seconds
@@ -76,7 +79,7 @@ def plan_for(
         name=name,
         ledger=database.ledger,
         dbname=database.dbname or name,
-        user=database.user or user,
+        user=forced or user,
         secret=secret,
         mode=settings.pool_mode(name, service),
         size_max=settings.pool_size(name),

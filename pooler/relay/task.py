@@ -5,6 +5,7 @@ It stands where a ClientConn stands, so that the session's reader needs no other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from pooler.admission.ticket import Ticket, TicketState
 from pooler.errors import BackendLost, PoolerError
 from pooler.relay import owed as o
 from pooler.wire.frames import FrameReader
-from pooler.wire.messages import query, read_data_row, read_fault
+from pooler.wire.messages import SYNC, bind, execute, parse, query, read_data_row, read_fault
+from pooler.wire.prepared import Statement
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
@@ -53,25 +55,47 @@ class TaskClient:
 
     async def query(self, sql: str) -> list[list[bytes | None]]:
         """The rows of one simple query. Raises QueryFailed, BackendLost."""
-        server = self.server
-        if server is None:
-            raise BackendLost("the session is gone")
-        server.owed.append(o.QUERY)
+        server = self._session()
         server.residue |= self.pool.look(sql.encode())
-        server.write(query(sql))
+        return await self._exchange(query(sql), [o.QUERY])
+
+    async def ask(
+        self, settings: str, sql: str, values: Sequence[bytes], rows_max: int
+    ) -> list[list[bytes | None]]:
+        """The first rows of one statement with parameters, in a transaction of its own that begins with
+        `settings` (SET LOCAL …). One round-trip. Raises QueryFailed, BackendLost."""
+        self._session().statements.unnamed = None
+        said = b"".join((query(f"BEGIN; {settings}"), parse("", sql), bind("", "", values),
+                         execute("", rows_max), SYNC, query("COMMIT")))
+        parsed = o.Parsed(Statement(b"", b""), b"", forward=True, named=False)
+        return await self._exchange(said, [o.QUERY, parsed, o.BIND, o.EXECUTE, o.SYNC, o.QUERY])
+
+    def _session(self) -> ServerConn:
+        if self.server is None:
+            raise BackendLost("the session is gone")
+        return self.server
+
+    async def _exchange(self, said: bytes, owed: Sequence[Any]) -> list[list[bytes | None]]:
+        """Send, and read up to the last ReadyForQuery: the rows, or the first error."""
+        server = self._session()
+        server.owed.extend(owed)
+        server.write(said)
+        readies = o.readies_owed(server.owed)
         rows: list[list[bytes | None]] = []
         failure: QueryFailed | None = None
         while True:
             for frame in self._answer:
                 if frame.kind == b"D":
                     rows.append(read_data_row(frame.body))
-                elif frame.kind == b"E":
+                elif frame.kind == b"E" and failure is None:
                     fault = read_fault(frame.body)
                     failure = QueryFailed(fault.code, fault.message)
                 elif frame.kind == b"Z":
-                    if failure is not None:
-                        raise failure
-                    return rows
+                    readies -= 1
+            if not readies:
+                if failure is not None:
+                    raise failure
+                return rows
             await self._more()
 
     async def _more(self) -> None:

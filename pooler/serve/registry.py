@@ -29,6 +29,7 @@ class PoolKey:
     name: str
     user: str
     service: str | None
+    forces_user: bool = True  # False: of who asks for secrets, where clients' sessions are another user's
 
 
 @dataclass
@@ -48,7 +49,9 @@ class Registry:
     leaving: bool = False  # as draining, and clients stay as long as they like
     stopping: bool = False  # everybody goes
 
-    def pool(self, name: str, user: str, service: str | None, secret: ServerSecret) -> Pool:
+    def pool(
+        self, name: str, user: str, service: str | None, secret: ServerSecret, *, forces_user: bool = True
+    ) -> Pool:
         """The pool of this entry and user, made when first asked for; it learns a newer secret.
 
         Raises LoginRefused for a user whom the ledger's keys cannot name.
@@ -57,9 +60,11 @@ class Registry:
             raise LoginRefused(f'the name of user "{user}" is not UTF-8', "22021")
         if service is not None and self.settings.services[service].pool_mode is None:
             service = None  # the same pool as by name
-        key = PoolKey(name, user, service)
-        plan = plan_for(self.settings, name, user, secret, service)
+        key = PoolKey(name, user, service, forces_user or self.settings.database(name).user is None)
         pool = self.pools.get(key)
+        if pool is not None and secret == ServerSecret():  # a login that shows none takes none away
+            secret = pool.plan.secret
+        plan = plan_for(self.settings, name, user, secret, service, forces_user=key.forces_user)
         if pool is None:
             pool = self.pools[key] = Pool(self.parts, plan)
             pool.core.paused = name in self.paused
@@ -69,6 +74,8 @@ class Registry:
             else:
                 pool.core.serving = False  # until the ledger was heard
         else:
+            if plan.secret != pool.plan.secret:
+                pool.growth.forget()  # what the server refused was the older secret
             pool.apply_settings(plan)
         return pool
 
@@ -87,7 +94,8 @@ class Registry:
         for key, pool in self.pools.items():
             if self.settings.database_for(key.name, None) is not None:
                 pool.apply_settings(plan_for(
-                    self.settings, key.name, key.user, pool.plan.secret, key.service))
+                    self.settings, key.name, key.user, pool.plan.secret, key.service,
+                    forces_user=key.forces_user))
 
     def ledger_changed(self, view: LedgerView) -> None:
         """Tell the pools of this ledger what epoch it is. Pools that were stopped stay so."""
