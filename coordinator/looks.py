@@ -41,6 +41,8 @@ SELECT pg_backend_pid(),
        pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
        (SELECT setting::int FROM pg_settings WHERE name = 'authentication_timeout'),
        (SELECT setting::int FROM pg_settings WHERE name = 'max_connections'),
+       (SELECT sum(setting::int)::int FROM pg_settings
+         WHERE name IN ('superuser_reserved_connections', 'reserved_connections')),
        (SELECT coalesce(json_agg(json_build_array(
                    pid, round(extract(epoch FROM backend_start)::numeric * 1000000)::bigint, usename, datname,
                    application_name, state, backend_type, host(client_addr))), '[]')
@@ -232,7 +234,7 @@ class Looker:
 
     def _seen(self, address: str, at_us: int, row: tuple[Any, ...]) -> Look:
         pid, began_us, server, system, timeline, start_us, recovery, *more = row
-        all_stats, auth_timeout, most, rows, nameless = more
+        all_stats, auth_timeout, most, reserved, rows, nameless = more
         node = self._nodes[address]
         local, right = _ends(node.session.connection if node.session else None, server)
         latest = self._starts.get(address, 0)
@@ -250,6 +252,7 @@ class Looker:
             authentication_timeout_seconds=float(auth_timeout),
             is_local=local,
             max_connections=most,
+            reserved_connections=reserved or 0,
             own_pid=pid,
             own_start_us=began_us or 0,
         )
@@ -258,6 +261,7 @@ class Looker:
 def _connect(address: str, door: Door) -> ServerSession:
     host, port = split_address(address)
     parameters = {
+        **door.monitor.tls,
         "user": door.monitor.user, "password": door.monitor.password, "dbname": door.dbname,
         "application_name": door.application_name,
         "options": f"-c statement_timeout={STATEMENT_TIMEOUT_SECONDS}s -c search_path=pg_catalog",

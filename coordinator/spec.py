@@ -16,10 +16,16 @@ class SpecFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """The login of the coordinator's own looks at the servers (a role with pg_monitor)."""
+    """The login of the coordinator's own looks at the servers (a role with pg_monitor). `tls`: libpq's
+    parameters for it."""
 
     user: str
     password: str = field(repr=False)
+    tls: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        return cls(values["user"], values.get("password") or "", dict(values.get("tls") or {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class DatabaseSpec:
         return cls(
             db=values["db"], name=values["name"], dbname=values["dbname"], hosts=tuple(values["hosts"]),
             role=values.get("role") or "write", policy=values.get("policy"),
-            monitor=Monitor(monitor["user"], monitor.get("password") or "") if monitor else None,
+            monitor=Monitor.parse(monitor) if monitor else None,
         )
 
 

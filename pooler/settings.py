@@ -30,12 +30,14 @@ from pooler.settings_models import (
     TenantSettings,
     TlsSettings,
 )
+from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings
 from pooler.settings_units import Address, PolicyFile
 
 __all__ = [
     "Address",
     "AdminSettings",
     "AuthSettings",
+    "ClientTlsSettings",
     "ConfigFaults",
     "DatabaseSettings",
     "EtcdSettings",
@@ -45,10 +47,12 @@ __all__ = [
     "HttpSettings",
     "LogSettings",
     "MonitorSettings",
+    "PemFile",
     "PolicyFile",
     "PoolMode",
     "PoolSettings",
     "Role",
+    "ServerTlsSettings",
     "ServiceSettings",
     "Settings",
     "Strict",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pooler.net.tls_context import TlsFault, client_tls, server_tls
 from pooler.settings_auth import auth_faults
 from pooler.settings_models import (
     AuthSettings,
@@ -19,6 +20,7 @@ from pooler.settings_models import (
     PoolSettings,
     ServiceSettings,
 )
+from pooler.settings_tls import ClientTlsSettings, ServerTlsSettings
 from pooler.settings_units import UNIX_PATH_BYTES_MAX, Address
 
 Found = tuple[str, str]
@@ -40,6 +42,7 @@ def faults_across(sections: Mapping[str, Any]) -> Iterator[Found]:
         yield from _services(services)
     yield from _etcd(sections["etcd"])
     yield from _failover(sections["failover"])
+    yield from _tls(sections["client_tls"], sections["server_tls"])
     auth: AuthSettings | None = sections["auth"]
     if auth is not None:
         yield from auth_faults(auth, databases)
@@ -132,6 +135,20 @@ def _etcd(etcd: EtcdSettings | None) -> Iterator[Found]:
         yield "etcd.tls", "cert and key belong together: give both or none"
     if (etcd.user is None) != (etcd.password is None):
         yield "etcd.user", "user and password belong together: give both or none"
+
+
+def _tls(clients: ClientTlsSettings | None, servers: ServerTlsSettings | None) -> Iterator[Found]:
+    """What OpenSSL refuses, in one line each."""
+    try:
+        if clients is not None:
+            client_tls(clients)
+    except TlsFault as fault:
+        yield f"client_tls.{fault.setting}", str(fault)
+    try:
+        if servers is not None:
+            server_tls(servers)
+    except TlsFault as fault:
+        yield f"server_tls.{fault.setting}", str(fault)
 
 
 def _failover(failover: FailoverSettings | None) -> Iterator[Found]:

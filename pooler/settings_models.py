@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from pooler.settings_auth import AuthMethod
 from pooler.settings_host import WORKERS_MAX, default_run_dir, default_workers
+from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings, plain_pem
 from pooler.settings_units import (
     Address,
     Bytes,
@@ -280,6 +281,8 @@ class Settings(Strict):
     log: LogSettings = Field(default_factory=LogSettings)
 
     @property
+    client_tls: ClientTlsSettings = Field(default_factory=ClientTlsSettings)
+    server_tls: ServerTlsSettings = Field(default_factory=ServerTlsSettings)
     def coordinator_socket(self) -> Path:
         return self.fleet.run_dir / "coordinator.sock"
 
@@ -334,3 +337,5 @@ def _plain(value: Any) -> Any:
         return {"path": str(value.path), "text": value.text, "database": value.database}
     return str(value) if isinstance(value, Path | Address) else value
 
+    if isinstance(value, PemFile):
+        return plain_pem(value)

@@ -112,13 +112,10 @@ def _wrap(
 ) -> TlsSocket:
     try:
         sock.getpeername()  # a connection that was reset has no peer, and is not to be wrapped
-        wrapped = context.wrap_socket(
-            sock, server_side=server_side, do_handshake_on_connect=False, server_hostname=server_hostname)
+        return TlsSocket.over(sock, context, server_side=server_side, server_hostname=server_hostname)
     except (OSError, ValueError) as fault:
         sock.close()
         raise HandshakeFailed(f"TLS could not begin: {_reason(fault)}") from fault
-    assert isinstance(wrapped, TlsSocket)
-    return wrapped
 
 
 async def _handshake(raw: RawSocket, wrap: partial[TlsSocket]) -> None:
@@ -150,6 +147,8 @@ def _limiter() -> trio.CapacityLimiter:
 def _reason(fault: OSError | ValueError) -> str:
     if isinstance(fault, ssl.SSLCertVerificationError):
         return f"certificate refused: {fault.verify_message}"
+    if isinstance(fault, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return "the connection was closed"
     if isinstance(fault, ssl.SSLError):
         return (fault.reason or str(fault)).replace("_", " ").lower()
     return (getattr(fault, "strerror", None) or str(fault) or type(fault).__name__).lower()

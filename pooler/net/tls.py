@@ -12,7 +12,7 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 RECORD_BYTES = 16_384  # the most that one record holds (RFC 8446, 5.1)
 # PostgreSQL writes out its 8 KiB buffer when it is full: behind a record as big as that there will be more
@@ -37,10 +37,23 @@ class TlsFacts:
 
 
 class TlsSocket(ssl.SSLSocket):
-    """Made by a context whose `sslsocket_class` it is, over a connected, non-blocking socket."""
+    """A connected, non-blocking socket; `TlsSocket.over` makes it."""
 
     _fault: OSError | None = None  # met behind data that was given out first
     _is_silent = False
+
+    @classmethod
+    def over(
+        cls, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool,
+        server_hostname: str | None = None,
+    ) -> Self:
+        """Takes `sock` over; the handshake is still to be done. `context` is one of tls_context's. Raises
+        OSError, ValueError; the socket may be closed then."""
+        made = context.wrap_socket(
+            sock, server_side=server_side, do_handshake_on_connect=False, server_hostname=server_hostname,
+            suppress_ragged_eofs=False)  # what Python calls a ragged end is a reset: ends are seen to before
+        assert isinstance(made, cls)
+        return made
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """As of a plain socket, at most `buflen` bytes; with less than a record's size the rest of a record
@@ -49,7 +62,7 @@ class TlsSocket(ssl.SSLSocket):
             data: bytes = self.read(buflen)
         except _WANTS:
             raise BlockingIOError(errno.EAGAIN, "nothing has arrived") from None
-        except ValueError:  # TLS was ended on both sides
+        except (ssl.SSLZeroReturnError, ValueError):  # TLS was ended on both sides
             return self._end(buflen)
         except OSError as fault:
             raise self._fault or fault from None
@@ -66,6 +79,8 @@ class TlsSocket(ssl.SSLSocket):
                 data = self.read(RECORD_BYTES)
             except _WANTS:
                 break
+            except ssl.SSLZeroReturnError:
+                data = b""
             except OSError as fault:
                 self._fault = fault
                 data = b""

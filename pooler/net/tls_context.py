@@ -116,6 +116,8 @@ def certificate_warnings(settings: ClientTlsSettings | ServerTlsSettings, now: d
 def _set_common(context: ssl.SSLContext, settings: ClientTlsSettings | ServerTlsSettings) -> None:
     context.sslsocket_class = TlsSocket
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    # else an alert would be sent to who has gone, and its reset would hide that it went in order
+    context.options |= ssl.OP_IGNORE_UNEXPECTED_EOF
     _set_versions(context, settings.protocols)
     _set_ciphers(context, settings)
     if settings.ca_file is not None:

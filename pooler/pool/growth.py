@@ -80,6 +80,7 @@ class Growth:
             wait_seconds=RESERVE_WAIT_SECONDS,
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
             keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
+            tls=self._pool.parts.server_tls,
         )
         generation = self._pool.core.generation
         try:

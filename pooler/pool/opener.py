@@ -20,6 +20,7 @@ from pooler.errors import BackendLost, NoPermit
 from pooler.net.dial import DialFailed, Dialled, Outcome, Progress, Target, dial, hang_up
 from pooler.net.facts import SessionFacts, session_facts
 from pooler.net.stream import Broken, KeepAlive, RawSocket
+from pooler.net.tls_context import ServerTls
 from pooler.pool.permits import Granted, Permits, Wish
 from pooler.wire.auth import ServerSecret
 
@@ -46,11 +47,13 @@ class OpenPlan:
     record_timeout_seconds: float = 10.0
     keepalive: KeepAlive | None = field(default_factory=KeepAlive)
     eof_is_proof: bool | None = None
+    tls: ServerTls | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """A session that is recorded as open. `sock` is non-blocking and the holder's; nothing is unread."""
+    """A session that is recorded as open. `sock` is non-blocking and the holder's; nothing is unread. `tls`
+    is how it was encrypted, None for not at all."""
 
     sock: socket.socket
     pid: int
@@ -63,6 +66,7 @@ class OpenSession:
     backend_start_us: int
     facts: SessionFacts
     eof_is_proof: bool
+    tls: ServerTls | None = None
 
 
 class Closable(Protocol):
@@ -177,7 +181,8 @@ class _Opening:
         host, _, port = self._granted.address.rpartition(":")
         return Target(
             host=host.strip("[]"), port=int(port), user=self._plan.user, database=self._plan.dbname,
-            application_name=self._granted.tag, secret=self._plan.secret, keepalive=self._plan.keepalive)
+            application_name=self._granted.tag, secret=self._plan.secret, keepalive=self._plan.keepalive,
+            tls=self._plan.tls)
 
     def _not_born(self, proven: bool) -> None:
         """No session came of it, or (not proven) nobody can say."""
@@ -224,6 +229,7 @@ class _Opening:
 
     def _session(self, dialled: Dialled, facts: SessionFacts) -> OpenSession:
         return OpenSession(
+            tls=None if dialled.sock.tls is None else self._plan.tls,
             sock=dialled.sock.release(), pid=dialled.pid, secret_key=dialled.secret_key,
             parameters={**dialled.parameters, **facts.parameters}, db=self._plan.db,
             permit=self._granted.permit, epoch=self._granted.epoch, backend=facts.backend,

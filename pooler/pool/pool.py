@@ -19,6 +19,7 @@ import trio
 from coordinator.session_table import SessionTable
 from pooler.admission.ticket import Ticket, TicketState
 from pooler.errors import NotServing, PoolerError, WaitEnded
+from pooler.net.tls_context import ServerTls
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
@@ -59,6 +60,7 @@ class Parts:
     look: TextLook
     parameters_of: Callable[[dict[bytes, bytes]], ParameterSet]
     client_closed: Callable[[ClientConn], None]
+    server_tls: ServerTls | None = None
     tickets: int = 0
     servers: set[ServerConn] = field(default_factory=set)
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each

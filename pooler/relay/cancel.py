@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pooler.net.connect import connect
+from pooler.net.handshake import request_tls
 from pooler.net.stream import Broken, PeerGone, RawSocket
 from pooler.relay.leaving import free
 from pooler.wire.messages import cancel_request
@@ -68,6 +69,8 @@ async def _send(server: ServerConn, still: Callable[[], bool], timeout_seconds: 
         except Broken:
             return False
         try:
+            if server.opened.tls is not None:  # as its session: the key is as good as a password
+                await request_tls(raw, server.opened.tls, host.strip("[]"))
             if not still():
                 return True
             await raw.send_all(cancel_request(server.pid.to_bytes(4, "big", signed=True) + server.secret_key))

@@ -17,6 +17,7 @@ import trio
 from coordinator.session_table import encode_who
 from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients
 from pooler.net.client_count import ClientCount
+from pooler.net.handshake import HandshakeFailed
 from pooler.net.login import Door, LoggedIn, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import Broken, PeerGone, RawSocket
@@ -63,6 +64,9 @@ class Entrance:
     ) -> None:
         try:
             await self._admit_or_be_refused(service, door_of, raw, peer)
+        except HandshakeFailed as failed:
+            self.refusals += 1
+            log.info(Event.CLIENT_REFUSED, address=peer.host, reason=str(failed))
         except (PeerGone, Broken, OSError):
             pass  # the client went away: nobody to tell
         except Exception:
