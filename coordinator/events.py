@@ -22,6 +22,7 @@ class Event(StrEnum):
     POLICY_PUBLISHED = "policy_published"
     POLICY_DIFFERS = "policy_differs"
     POLICY_REFUSED = "policy_refused"
+    POLICY_OVER_SERVER = "policy_over_server"
     EPOCH_CHANGED = "epoch_changed"
     EPOCH_BACK_TO_ACTIVE = "epoch_back_to_active"
     NO_BACKEND_FOUND = "no_backend_found"

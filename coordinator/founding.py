@@ -13,16 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
+import trio
 
 from coordinator.events import Event
 from coordinator.ledger.keys import DbKeys, FleetKeys
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, LedgerHead, LedgerState
 from coordinator.looks import Eyes, LookFailed
-from coordinator.policy import PolicyRefused, decode_document, encode_policy, load_policy
+from coordinator.policy import Policy, PolicyRefused, decode_document, encode_policy, load_policy
+from coordinator.room import crowded, demand_of, look_at_hosts
 from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Put, Store, Txn, absent
 from coordinator.view import View
+
+LOOK_AGAIN_SECONDS = 10.0  # after a policy for which there was no room
 
 _log = structlog.get_logger("coordinator.founding")
 
@@ -48,6 +52,8 @@ class Founder:
         self._eyes = eyes
         self._now_us = now_us
         self._said: dict[tuple[str, str], str] = {}
+        self._look_again_at = float("-inf")
+        self.active: dict[str, Policy] = {}  # of every ledger that has one: they may meet at one server
 
     async def found(self, view: View) -> bool:
         """Creates what `view` lacks; True if something was written.
@@ -121,12 +127,29 @@ class Founder:
         if policy.database != keys.database:
             self._say(Event.POLICY_REFUSED, keys.database, f"database: the file is for {policy.database!r}")
             return False
+        if not await self._has_room(keys.database, policy):
+            return False
         generation = keys.policy(policy.generation)
         puts = (Put(keys.alias(), Alias(active=policy.generation).encode()),
                 Put(generation, encode_policy(document)))
         await self._store.txn(Txn((absent(keys.alias()), absent(generation)), puts))
         _log.info(Event.POLICY_PUBLISHED, database=keys.database, generation=policy.generation)
         return True
+
+    async def _has_room(self, db: str, policy: Policy) -> bool:
+        """Whether the servers, where they can be reached, can hold what it and the active ones promise."""
+        if trio.current_time() < self._look_again_at:
+            return False
+        wanted = {**self.active, db: policy}
+        demands = [demand for name, each in wanted.items()
+                   if (demand := demand_of(name, each, self._ledgers[name])) is not None]
+        looks, _ = await look_at_hosts(self._eyes, [each for each in demands if each.db == db])
+        why = crowded(demands, looks).get(db)
+        if why is None:
+            return True
+        self._look_again_at = trio.current_time() + LOOK_AGAIN_SECONDS
+        self._say(Event.POLICY_REFUSED, db, why)
+        return False
 
     async def _compare_policy(self, view: View, keys: DbKeys, specs: Sequence[DatabaseSpec]) -> None:
         """Says so, once, when the file is not what is active."""

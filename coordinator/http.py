@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -55,7 +55,7 @@ class Figures:
     def __init__(
         self, *, leading: bool, workers_linked: int, waiting: Mapping[str, int],
         unknown_age_seconds: Mapping[str, float], unknown_old: Mapping[str, int],
-        released: Mapping[str, int], requests: Mapping[str, int],
+        released: Mapping[str, int], requests: Mapping[str, int], no_room: Sequence[str] = (),
     ) -> None:
         self.leading = leading
         self.workers_linked = workers_linked
@@ -64,6 +64,7 @@ class Figures:
         self.unknown_old = unknown_old
         self.released = released
         self.requests = requests
+        self.no_room = no_room
 
 
 class _Scrape(Collector):
@@ -94,6 +95,9 @@ class _Scrape(Collector):
                   "proof", figures.released)
         yield _by(CounterMetricFamily, "pooler_etcd_requests_total", "Requests to etcd, by kind", "kind",
                   figures.requests)
+        yield _by(GaugeMetricFamily, "pooler_policy_over_server",
+                  "1 while a server has no room for what the active policies promise (leader)", "database",
+                  {db: int(db in figures.no_room) for db in self._views if figures.leading})
         yield _by(GaugeMetricFamily, "pooler_ledger_reachable", "1 while etcd answers", "database",
                   {db: int(view.reachable) for db, view in self._views.items()})
         yield _by(GaugeMetricFamily, "pooler_ledger_epoch", "Backend epoch", "database",

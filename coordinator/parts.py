@@ -28,9 +28,10 @@ from coordinator.looks import Looker, LookFailed
 from coordinator.reconcile import Reconciler
 from coordinator.registry import Registry, read_kernel_boot_id
 from coordinator.remembered import Remembered
+from coordinator.room import Room
 from coordinator.serve_workers import WorkerServer
 from coordinator.spec import CoordinatorSpec
-from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
+from coordinator.store.api import Compare, Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View, Views
 
 FOUNDING_INTERVAL_SECONDS = 1.0
@@ -74,6 +75,8 @@ class Coordinator:
             store, self.keys, self.ledgers, self.views, looker, spec=spec, now_us=now_us)
         self.reconciler.owners.on_unknown.append(self.workers.became_unknown)
         self.reconciler.backends.on_released.append(self.workers.was_released)
+        self.room = Room(looker, databases, self.views_now)
+        self.views.on_change.append(self.room.heard)
         self._incomplete = trio.Event()
         self._compared: set[str] = set()  # ledgers whose policy file was held beside the active one
         self.views.on_change.append(self._seen)
@@ -84,13 +87,19 @@ class Coordinator:
             nursery.start_soon(self.views.run)
             nursery.start_soon(self._found)
             nursery.start_soon(self.granting.run)
-            nursery.start_soon(self.election.run, self.reconciler.lead)
+            nursery.start_soon(self.election.run, self._lead)
             nursery.start_soon(self._sweep_tables)
             nursery.start_soon(self._bury_commands)
             await nursery.start(self._serve_socket)
             if self.spec.http_fd is not None:
                 nursery.start_soon(serve_http, self.spec.http_fd, self, self.spec.http_token)
             task_status.started()
+
+    async def _lead(self, fence: Compare) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.room.watch)
+            await self.reconciler.lead(fence)
+            nursery.cancel_scope.cancel()
 
     async def worker_exited(self, args: Args) -> Args:
         """The supervisor saw a process end: in etcd before this answers."""
@@ -105,7 +114,8 @@ class Coordinator:
             "workers": len(self.registry.linked()),
             "waiting": self.granting.waiting(),
             "ledgers": {db: {"state": view.state, "reachable": view.reachable,
-                             "epoch": view.epoch.number if view.epoch else 0}
+                             "epoch": view.epoch.number if view.epoch else 0,
+                             "no_room": self.room.crowded.get(db, "")}
                         for db, view in self.views.views.items()},
         }
 
@@ -123,7 +133,7 @@ class Coordinator:
             leading=leading, workers_linked=len(self.registry.linked()),
             waiting=self.granting.waiting(), released=backends.released,
             unknown_age_seconds={db: (now - at) / 1_000_000 if at else 0.0 for db, at in since.items()},
-            unknown_old=backends.unknown_old if leading else {},
+            unknown_old=backends.unknown_old if leading else {}, no_room=tuple(self.room.crowded),
             requests=getattr(self.store, "requests", {}),
         )
 
@@ -157,6 +167,8 @@ class Coordinator:
         while True:
             await self._incomplete.wait()
             self._incomplete = trio.Event()
+            self.founder.active = {
+                db: view.policy for db, view in self.views.views.items() if view.policy is not None}
             for view in tuple(self.views.views.values()):
                 try:
                     if await self.founder.found(view):

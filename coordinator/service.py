@@ -23,6 +23,7 @@ from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded
 from coordinator.opening import make_reaper, open_store
 from coordinator.parts import Coordinator
+from coordinator.policy_difference import policy_differences
 from coordinator.remembered import MemoryUnreadable, Remembered
 from coordinator.spec import CoordinatorSpec, SpecFault
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
@@ -100,6 +101,8 @@ class Service:
 
             coordinator = Coordinator(spec, store, make_reaper(spec, tag_of), remembered)
             self._coordinator = coordinator
+            room = coordinator.room
+            room.on_change.append(lambda: link.notify("state", text="; ".join(room.crowded.values())))
             async with trio.open_nursery() as nursery:
                 await nursery.start(coordinator.run)
                 self._up.set()
@@ -124,7 +127,9 @@ class Service:
         if self._spec is not None and fresh != self._spec:
             _log.info(Event.COORDINATOR_STARTS_ANEW)
             self._stopping.set()
-        return {"problems": []}
+        views = self._coordinator.views.views if self._coordinator is not None else {}
+        active = {db: view.policy for db, view in views.items()}
+        return {"problems": policy_differences(fresh.databases, active)}
 
     async def _status(self, args: Args) -> Args:
         return await self._coordinator.status(args) if self._coordinator else {}

@@ -51,7 +51,8 @@ class Look:
     connection: int
     authentication_timeout_seconds: float
     is_local: bool  # over loopback or a unix socket: no network can hold an orphan's packets back
-    max_connections: int = 0
+    max_connections: int = 0  # 0: not told
+    reserved_connections: int = 0  # of those, for superusers and for pg_use_reserved_connections
     own_pid: int = 0  # of the session that looked, which `rows` leaves out
     own_start_us: int = 0
 

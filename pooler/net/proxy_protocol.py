@@ -44,7 +44,7 @@ def requires_header(
     peer: PeerAddress, *, at_service: bool, listen_proxy: bool, networks: Sequence[str]
 ) -> bool:
     """Whether this peer must begin with a header: on a service's port who comes from one of `networks`, on
-    the shared port everybody if `listen_proxy`, on a unix socket nobody: who connects there is on this host."""
+    the shared port everybody if `listen_proxy`, on a unix socket nobody: who connects is on this host."""
     if peer.is_unix:
         return False
     if not at_service:

@@ -55,6 +55,8 @@ class Server:
     unreachable: bool = False
     silent: bool = False  # connects and never answers
     authentication_timeout_seconds: float = 1.0
+    max_connections: int = 0
+    reserved_connections: int = 0
 
 
 @dataclass
@@ -83,7 +85,8 @@ class FakeEyes:
             backend=replace(server.backend, address=address), may_see_all=server.may_see_all, is_node=True,
             rows=tuple(server.rows), anonymous=frozenset(server.anonymous),
             at_us=int(trio.current_time() * 1_000_000), connection=self.connection,
-            authentication_timeout_seconds=server.authentication_timeout_seconds, is_local=True)
+            authentication_timeout_seconds=server.authentication_timeout_seconds, is_local=True,
+            max_connections=server.max_connections, reserved_connections=server.reserved_connections)
 
     async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
         await trio.lowlevel.checkpoint()

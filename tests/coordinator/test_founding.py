@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from coordinator.founding import Founder
 from coordinator.http import not_ready
 from coordinator.ledger.record import Alias
-from coordinator.policy import decode_policy
+from coordinator.policy import decode_policy, load_policy
 from coordinator.remembered import Remembered
 from coordinator.spec import DatabaseSpec, Monitor
 from coordinator.store.memory import MemoryStore
@@ -103,6 +104,46 @@ async def test_what_is_missing_is_said_once_and_shown_by_readyz(
         view = await Start(tmp_path, MemoryStore(), spec).run()
     assert not_ready({DB: view}) == [f"{DB}: no {missing} yet"]
     assert [why in line["why"] for line in logs if line["event"] == "policy_refused"] == [True]
+
+
+async def test_a_policy_that_its_server_cannot_hold_is_not_published_until_it_fits(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    store = MemoryStore()
+    start = Start(tmp_path, store, database())  # 4 permits and an admin reserve of 1
+    start.eyes.server.max_connections, start.eyes.server.reserved_connections = 7, 3
+    with capture_logs() as logs:
+        view = await start.run()
+    assert not_ready({DB: view}) == [f"{DB}: no policy yet"]
+    (why,) = [line["why"] for line in logs if line["event"] == "policy_refused"]
+    assert f"{BACKEND.address} has room for 4 sessions (max_connections 7, 3 of them reserved)" in why
+    assert f"{DB} 5 sessions" in why
+    start.eyes.server.max_connections = 8
+    with trio.move_on_after(60):
+        await trio.sleep_forever()
+    assert (await start.run()).complete
+
+
+async def test_a_policy_is_refused_where_another_ledger_has_taken_the_room(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    start = Start(tmp_path, MemoryStore(), database())
+    start.eyes.server.max_connections = 9
+    other = replace(database(), db="other/read", role="read")
+    start.founder._ledgers["other/read"] = (other,)
+    start.founder.active = {"other/read": load_policy(policy_text(4, db="other/read"))[0]}
+    with capture_logs() as logs:
+        await start.run()
+    (why,) = [line["why"] for line in logs if line["event"] == "policy_refused"]
+    assert "other/read 5" in why
+    assert f"{DB} 5" in why
+
+
+async def test_servers_out_of_reach_keep_no_policy_from_being_published(tmp_path: Path) -> None:
+    start = Start(tmp_path, MemoryStore(), database())
+    for server in start.eyes.servers.values():
+        server.unreachable, server.max_connections = True, 1
+    assert (await start.run()).policy is not None
 
 
 async def test_without_a_primary_there_is_no_epoch_until_one_appears(tmp_path: Path) -> None:

@@ -265,6 +265,25 @@ async def get(port: int, path: str, authorization: str = "") -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
+async def test_a_policy_for_which_the_real_server_has_no_room_is_not_published(
+    spec: dict[str, Any], tmp_path: Path, postgres_newest: Database
+) -> None:
+    with psycopg.connect(postgres_newest.dsn()) as connection:
+        settings: dict[str, int] = dict(connection.execute(
+            "SELECT name, setting::int FROM pg_settings"
+            " WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections')"
+        ).fetchall())
+    most = settings.pop("max_connections")
+    reserved = sum(settings.values())
+    room = most - reserved
+    spec["databases"][0]["policy"] = policy_text(room)  # and an admin reserve of 1
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        said = await until_logged(tmp_path, "policy_refused", database=DB)
+        assert f"has room for {room} sessions (max_connections {most}, {reserved} of them" in said["why"]
+        assert f"{DB} {room + 1} sessions" in said["why"]
+
+
 async def test_it_stops_on_the_supervisors_word_and_on_sigterm(spec: dict[str, Any]) -> None:
     for stop in ("call", "signal"):
         async with coordinator(spec) as supervisor:
