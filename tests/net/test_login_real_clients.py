@@ -15,10 +15,12 @@ import trio
 from pooler.demo.process import free_ports
 from pooler.errors import PoolerError
 from pooler.net.gate import GateRules
+from pooler.net.handshake import HandshakeFailed
 from pooler.net.listener import Acceptor
 from pooler.net.login import Door, LoggedIn, ProxyRule, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import PeerGone, RawSocket
+from pooler.net.tls import TlsFacts
 from pooler.wire.auth import AuthType, Secret, md5_secret
 from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
 from pooler.wire.scram import Verifier
@@ -52,6 +54,8 @@ class Reception:
 
     door: Door
     seen: list[LoggedIn] = field(default_factory=list)
+    encrypted: list[TlsFacts | None] = field(default_factory=list)
+    cancels: list[bytes] = field(default_factory=list)
     gone: int = 0
     changed: trio.Event = field(default_factory=trio.Event)
 
@@ -60,7 +64,7 @@ class Reception:
             await self._serve(raw, peer)
         except PoolerError as error:
             await refuse(raw, error)
-        except PeerGone:
+        except (PeerGone, HandshakeFailed):
             self.gone += 1
         finally:
             raw.close()
@@ -69,7 +73,9 @@ class Reception:
     async def _serve(self, raw: RawSocket, peer: PeerAddress) -> None:
         got = await login(raw, self.door, peer)
         if isinstance(got, CancelAsked):
+            self.cancels.append(got.key)
             return
+        self.encrypted.append(raw.tls)
         self.seen.append(got)
         key = make_key(3, bytes(RANDOM_BYTES), protocol_minor=got.protocol_minor)
         await greet(raw, Welcome(got.owed, PARAMETERS, key))
