@@ -236,12 +236,18 @@ class TenantSettings(Strict):
     class_name: str | None = Field(None, alias="class", min_length=1)
 
 
+def _rows(value: object) -> object:
+    return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
 class AdminSettings(Strict):
     """Who may use the console. `as_pgbouncer`: it has PgBouncer's columns, texts and door, and no more."""
 
     users: Strings = ()
     stats_users: Strings = ()
     as_pgbouncer: bool = False
+    show_config: Annotated[tuple[tuple[str | None, ...], ...], BeforeValidator(_rows)] = Field(
+        (), description="instead of our own rows: key, value, default, changeable")
 
 
 class HttpSettings(Strict):
@@ -276,7 +282,7 @@ class Settings(Strict):
     auth: AuthSettings = AuthSettings.model_validate({})
     pool: PoolSettings = PoolSettings.model_validate({})
     tenants: Annotated[tuple[TenantSettings, ...], BeforeValidator(as_tuple)] = ()
-    admin: AdminSettings = Field(default_factory=AdminSettings)
+    admin: AdminSettings = AdminSettings.model_validate({})
     http: HttpSettings = Field(default_factory=HttpSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 

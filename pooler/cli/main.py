@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pooler.cli import config, demo, drain, fleet, haproxy, init, ledger
+from pooler.cli import config, demo, drain, fleet, haproxy, init, ledger, pgbouncer
 from pooler.cli.ends import EXIT_FAILED, EXIT_USAGE, end_of
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ def _root(
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("drain")(drain.drain)
+app.command("pgbouncer")(pgbouncer.pgbouncer)
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(config.app, name="config")

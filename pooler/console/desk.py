@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Literal, Protocol
 
 import structlog
 import trio
 
-from pooler.console.commands import Act, Answer, Command, Nothing, Show, help_text
+from pooler.console.commands import Act, Answer, Command, Nothing, Show
+from pooler.console.manner import OWN, Manner
 from pooler.console.merge import merge_rows
-from pooler.console.tables import cells, columns_for
+from pooler.console.tables import cells
 from pooler.errors import PoolerError
 from pooler.observe.events import Event
 from pooler.wire import messages
 from pooler.wire.messages import Column
 
 PER_WORKER = "workers"
-VERSION = f"pooler {version('pooler')}"
+SOCKETS = frozenset({"sockets", "active_sockets"})
+
+# what SOCKETS tells of buffers: bytes pass through at once, none stays in ours while a row is made
+_NOTHING_BUFFERED = dict.fromkeys(
+    ("recv_pos", "pkt_pos", "pkt_remain", "send_pos", "send_remain", "pkt_avail", "send_avail"), 0)
 
 log = structlog.get_logger()
 
@@ -88,7 +92,10 @@ class Interrupt:
 class Desk:
     """Carries commands out for one user."""
 
-    def __init__(self, who: ConsoleUser, fleet: FleetView, interrupt: Interrupt) -> None:
+    def __init__(
+        self, who: ConsoleUser, fleet: FleetView, interrupt: Interrupt, manner: Manner = OWN
+    ) -> None:
+        self.manner = manner
         self._who = who
         self._fleet = fleet
         self._interrupt = interrupt
@@ -101,6 +108,12 @@ class Desk:
 
     async def run(self, command: Command) -> Result:
         """Raises PoolerError with what to tell the user."""
+        try:
+            return await self._run(command)
+        except PoolerError as error:
+            raise self.manner.reworded(command, error) from error
+
+    async def _run(self, command: Command) -> Result:
         if isinstance(command, Show):
             return await self._show(command)
         if isinstance(command, Act):
@@ -115,14 +128,24 @@ class Desk:
 
     async def _show(self, show: Show) -> Result:
         if show.item == "help":
-            return Result("SHOW", notices=(help_text(),))
+            return Result("SHOW", notices=(self.manner.help(),))
         if show.item == "version":
-            return _table("version", [{"version": VERSION}])
+            return self._table("version", [{"version": self.manner.version}])
+        if show.item in SOCKETS:
+            return self._table(show.item, await self._sockets(only_active=show.item == "active_sockets"))
         per_worker = show.argument is not None and show.argument.lower() == PER_WORKER
         rows = await self._fleet.show(show.item, None if per_worker else show.argument)
         if show.item == "ledger" and show.argument is not None:
             rows = [row for row in rows if show.argument in (row.get("database"), row.get("state"))]
-        return _table(show.item, rows if per_worker else merge_rows(show.item, rows))
+        return self._table(show.item, rows if per_worker else merge_rows(show.item, rows))
+
+    async def _sockets(self, *, only_active: bool) -> list[dict[str, Any]]:
+        rows = [*await self._fleet.show("clients", None), *await self._fleet.show("servers", None)]
+        return [_NOTHING_BUFFERED | row for row in rows if not only_active or row.get("state") == "active"]
+
+    def _table(self, item: str, rows: Sequence[Mapping[str, Any]]) -> Result:
+        columns = self.manner.columns(item, rows)
+        return Result("SHOW", columns, tuple(tuple(cells(columns, row)) for row in rows))
 
     async def _act(self, act: Act) -> Result:
         if not self._who.is_admin:
@@ -151,11 +174,6 @@ def _incomplete(act: Act, outcome: CommandResult) -> Refused:
     if len(reasons) == 1 and not outcome.missing and not outcome.done:
         return Refused(reasons.pop(), code="08P01", detail=detail)
     return Refused(f"{act.name.upper()} was not carried out by every worker", code="58000", detail=detail)
-
-
-def _table(item: str, rows: Sequence[Mapping[str, Any]]) -> Result:
-    columns = columns_for(item, rows)
-    return Result("SHOW", columns, tuple(tuple(cells(columns, row)) for row in rows))
 
 
 def _answer(answer: Answer) -> Result:

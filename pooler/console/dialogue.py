@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pooler.console.binary import describe_row, encode_row
-from pooler.console.commands import Answer, Command, Nothing, Show, Unknown, parse_commands
-from pooler.console.desk import VERSION, Desk, Refused, Result
+from pooler.console.commands import Answer, Command, Nothing, Show, Unknown
+from pooler.console.desk import Desk, Refused, Result
 from pooler.errors import PoolerError, ProtocolViolation
 from pooler.wire import messages
 from pooler.wire.frames import Frame
@@ -75,7 +75,7 @@ class Dialogue:
         text, end = split_cstring(body)
         if end != len(body):
             raise ProtocolViolation("invalid Query message")
-        commands = _parse(text)
+        commands = self._desk.manner.parse(messages.shown(text))
         if not commands:
             self._out.append(messages.EMPTY_QUERY_RESPONSE)
         try:
@@ -116,7 +116,7 @@ class Dialogue:
     def _parse(self, body: bytes) -> None:
         name, at = split_cstring(body)
         text, _ = split_cstring(body, at)
-        commands = _parse(text)
+        commands = self._desk.manner.parse(messages.shown(text))
         if len(commands) > 1:
             raise _refused("cannot insert multiple commands into a prepared statement", "42601")
         if name and name in self._statements:
@@ -210,10 +210,6 @@ class Dialogue:
 
     def _ready(self) -> None:
         self._out.append(messages.ready_for_query(self._desk.status))
-
-
-def _parse(text: bytes) -> list[Command]:
-    return parse_commands(messages.shown(text), version=VERSION)
 
 
 def _refused(text: str, code: str, hint: str = "") -> Refused:

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import trio
 
-from pooler.console.desk import VERSION, CommandResult, ConsoleUser, Desk, FleetView, Interrupt
+from pooler.console.desk import CommandResult, ConsoleUser, Desk, FleetView, Interrupt
 from pooler.console.dialogue import Dialogue
+from pooler.console.manner import OWN, Manner
 from pooler.errors import ProtocolViolation
 from pooler.wire import messages
 from pooler.wire.frames import Frame, FrameReader
@@ -21,14 +22,6 @@ from pooler.wire.messages import Fault
 __all__ = ["CommandResult", "ConsoleSocket", "ConsoleUser", "FleetView", "Interrupt", "serve_console"]
 
 MESSAGE_BYTES_MAX = 131_072
-# drivers choose their behaviour by the number; it is that of a current server, and the rest says what this is
-SERVER_VERSION = f"17.0 ({VERSION})"
-GREETED = (
-    ("server_version", SERVER_VERSION), ("client_encoding", "UTF8"), ("server_encoding", "UTF8"),
-    ("DateStyle", "ISO, MDY"), ("TimeZone", "UTC"), ("IntervalStyle", "postgres"),
-    ("standard_conforming_strings", "on"), ("integer_datetimes", "on"), ("is_superuser", "off"),
-    ("default_transaction_read_only", "off"), ("in_hot_standby", "off"),
-)  # fmt: skip
 
 
 class ConsoleSocket(Protocol):
@@ -48,15 +41,16 @@ async def serve_console(
     leftover: bytes = b"",
     key: bytes = bytes(8),
     interrupt: Interrupt | None = None,
+    manner: Manner = OWN,
 ) -> None:
     """Serve until the user leaves. The socket stays open; raises what `sock` raises.
 
     `owed` are the first bytes of the greeting, None if the user was greeted already; `leftover` came in
     behind the login. `key` is the cancel key that is given out, for requests that come to `interrupt`.
     """
-    dialogue = Dialogue(Desk(who, fleet, interrupt or Interrupt()), sock.send_all)
+    dialogue = Dialogue(Desk(who, fleet, interrupt or Interrupt(), manner), sock.send_all)
     if owed is not None:
-        await sock.send_all(owed + greeting(key))
+        await sock.send_all(owed + greeting(key, manner))
     reader = FrameReader(limit_bytes=MESSAGE_BYTES_MAX)
     reader.feed(leftover)
     try:
@@ -108,7 +102,7 @@ async def _take(dialogue: Dialogue, frame: Frame, sock: ConsoleSocket, came: byt
     return not left
 
 
-def greeting(key: bytes) -> bytes:
+def greeting(key: bytes, manner: Manner) -> bytes:
     """Parameters, the cancel key, and ReadyForQuery."""
-    parts = [messages.parameter_status(name, value) for name, value in GREETED]
+    parts = [messages.parameter_status(name, value) for name, value in manner.greeted]
     return b"".join([*parts, messages.backend_key_data(key), messages.ready_for_query()])

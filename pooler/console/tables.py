@@ -19,6 +19,7 @@ _SOCKET = (
     "request_time:t wait:i wait_us:i close_needed:i ptr:t link:t remote_pid:i tls:t application_name:t "
     "prepared_statements:i id:i"
 )
+_BUFFERS = "recv_pos:i pkt_pos:i pkt_remain:i send_pos:i send_remain:i pkt_avail:i send_avail:i"
 _COUNTS = (
     "server_assignment_count xact_count query_count {} {} xact_time query_time wait_time client_parse_count "
     "server_parse_count bind_count client_login_count"
@@ -32,6 +33,8 @@ def _numeric(names: str, before: str = "") -> str:
 _SPECS: Final = {
     "clients": _SOCKET + " tenant:t class:t service:t worker:t",
     "servers": _SOCKET + " permit:t epoch:i worker:t",
+    "sockets": f"{_SOCKET} {_BUFFERS} worker:t",
+    "active_sockets": f"{_SOCKET} {_BUFFERS} worker:t",
     "config": "key:t value:t default:t changeable:t source:t",
     "databases": "name:t host:t port:i database:t force_user:t pool_size:i min_pool_size:i "
     "reserve_pool_size:i server_lifetime:i pool_mode:t load_balance_hosts:t max_connections:i "

@@ -22,6 +22,9 @@ _OWN_WAY = frozenset({  # built by hand below
     "listen_addr", "listen_port", "unix_socket_dir", "auth_type", "auth_file", "verbose", "min_pool_size",
     "server_check_query", "server_check_delay", "conffile",
 })  # fmt: skip
+HONOURED = frozenset({  # what a drop-in does itself
+    "job_name", "logfile", "pidfile", "syslog", "syslog_facility", "syslog_ident", "user",
+})  # fmt: skip
 _AUTH_WORDS = {"plain": ("password", "plain")}  # ours: the first that this version has
 _UNENCRYPTED = ("disable", "allow", "prefer")
 _TLS_HARMLESS = {"client_tls_sslmode": _UNENCRYPTED, "server_tls_sslmode": _UNENCRYPTED}
@@ -64,8 +67,9 @@ def carry(bouncer: Bouncer, given: Circumstances) -> Carried:
         "fleet": {"name": given.fleet}, "etcd": {"embedded": True}, "databases": {}, "auth": {}, "pool": {},
         "admin": {}, "log": {},
     }
+    by_caller = HONOURED if given.as_pgbouncer else frozenset()
     for setting in bouncer.settings.values():
-        if setting.known.name not in _OWN_WAY:
+        if setting.known.name not in _OWN_WAY | by_caller:
             _carry_setting(config, setting, given, notes)
     _listen(config["fleet"], bouncer, given, notes)
     _auth(config, bouncer, given, notes)

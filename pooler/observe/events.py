@@ -17,6 +17,7 @@ class Event(StrEnum):
     PROCESS_KEPT_DOWN = "process_kept_down"
     CONFIG_RELOADED = "config_reloaded"
     CONFIG_REFUSED = "config_refused"
+    SIGNAL_RECEIVED = "signal_received"
     WORKER_DRAINING = "worker_draining"
     CLIENT_REFUSED = "client_refused"
     SESSION_OPENED = "session_opened"

@@ -19,6 +19,9 @@ AT_START_ONLY = frozenset({
 
 def config_rows(settings: Settings, set_here: Collection[str] = ()) -> Iterator[Row]:
     """Rows sorted by key; nothing secret is among them. `set_here`: the keys whose values are of a SET."""
+    if settings.admin.show_config:
+        yield from _as_shown(settings, set_here)
+        return
     rows = list(_of(settings.pool, PoolSettings.model_fields))
     fleet = settings.fleet
     rows += [
@@ -35,6 +38,14 @@ def config_rows(settings: Settings, set_here: Collection[str] = ()) -> Iterator[
     ]
     for row in sorted(rows, key=lambda each: each.key):
         yield config_row(replace(row, source="runtime") if row.key in set_here else row)
+
+
+def _as_shown(settings: Settings, set_here: Collection[str]) -> Iterator[Row]:
+    """The rows that the config brings along; what was SET has its value of now."""
+    now = {row.key: row.value for row in _of(settings.pool, PoolSettings.model_fields) if row.key in set_here}
+    for key, value, default, changeable in settings.admin.show_config:
+        if key is not None:
+            yield {"key": key, "value": now.get(key, value), "default": default, "changeable": changeable}
 
 
 def _of(model: BaseModel, fields: dict[str, FieldInfo]) -> Iterator[ConfigRow]:

@@ -13,6 +13,8 @@ from typing import Any
 import trio
 
 from coordinator.link import Link, LinkLost, LinkRefused
+from pooler.console.as_pgbouncer import AS_PGBOUNCER
+from pooler.console.manner import OWN
 from pooler.console.merge import KEYS
 from pooler.console.session import CommandResult, ConsoleUser, Interrupt, serve_console
 from pooler.errors import FleetUnreachable, PoolerError
@@ -119,7 +121,8 @@ class FleetView:
 
     async def _tell_supervisor(self, op: str, args: dict[str, Any]) -> CommandResult:
         try:
-            answer = await self._supervisor.call(op, drain=args.get("mode", "now") != "now")
+            mode = str(args.get("mode", "now"))
+            answer = await self._supervisor.call(op, drain=mode != "now", mode=mode)
         except (LinkLost, LinkRefused) as failed:
             raise FleetUnreachable(f"the supervisor does not answer: {failed}") from None
         if answer.get("refused"):
@@ -144,12 +147,14 @@ def _not_known(name: str, unheard: Mapping[str, str]) -> FleetUnreachable:
 async def open_console(raw: RawSocket, asked: LoggedIn, registry: Registry, view: FleetView) -> None:
     """Greet an admin or stats user and serve the console until it leaves."""
     settings = registry.settings
-    user = ConsoleUser(asked.user, is_admin=asked.user in settings.admin.users, address=asked.address.host)
+    is_admin = asked.is_owner or asked.user in settings.admin.users
+    user = ConsoleUser(asked.user, is_admin=is_admin, address=asked.address.host)
     key = make_key(
         registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
     interrupt = registry.consoles[key] = Interrupt()
     try:
         await serve_console(
-            raw, user, view, owed=asked.owed, leftover=asked.leftover, key=key, interrupt=interrupt)
+            raw, user, view, owed=asked.owed, leftover=asked.leftover, key=key, interrupt=interrupt,
+            manner=AS_PGBOUNCER if settings.admin.as_pgbouncer else OWN)
     finally:
         del registry.consoles[key]

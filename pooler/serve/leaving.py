@@ -35,7 +35,7 @@ class Leaving:
             door.stop()
         if wait_for == "servers":
             await self._commands.run("pause", {})
-        while self._is_held(wait_for):
+        while self._is_held(wait_for):  # noqa: ASYNC110 - as the next line says
             await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - clients leave in the reactor, unheard
         return {}
 

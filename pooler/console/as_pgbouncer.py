@@ -1,0 +1,93 @@
+"""The console where it stands for PgBouncer's: the columns, texts and codes scripts rely on. Pure.
+
+Source: consoles of PgBouncer 1.18 and 1.25, asked.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Final
+
+from pooler.console.commands import Act, Command, Unknown, parse_commands
+from pooler.console.desk import Refused
+from pooler.console.manner import Manner
+from pooler.console.tables import COLUMNS, Rows, columns_for
+from pooler.errors import PoolerError
+from pooler.wire.messages import Column
+
+PGBOUNCER: Final = "1.25.2"  # the version whose answers these are
+VERSION: Final = f"PgBouncer {PGBOUNCER} (pooler {version('pooler')})"
+GREETED: Final = (
+    ("server_version", f"{PGBOUNCER}/bouncer"), ("client_encoding", "UTF8"), ("server_encoding", "UTF8"),
+    ("DateStyle", "ISO"), ("TimeZone", "GMT"), ("standard_conforming_strings", "on"), ("is_superuser", "on"),
+)  # fmt: skip
+PROTOCOL_VIOLATION: Final = "08P01"  # the code of all its refusals but one
+CONFIG_FILE_ERROR: Final = "F0000"
+_OURS: Final = frozenset({"tenant", "class", "service", "worker", "permit", "epoch", "source"})
+_OWN_ITEMS: Final = frozenset({"ledger", "workers"})
+_HELP: Final = """\
+Console usage
+\tSHOW HELP|CONFIG|DATABASES|POOLS|CLIENTS|SERVERS|USERS|VERSION
+\tSHOW PEERS|PEER_POOLS
+\tSHOW SOCKETS|ACTIVE_SOCKETS|LISTS|MEM|STATE
+\tSHOW DNS_HOSTS|DNS_ZONES
+\tSHOW STATS|STATS_TOTALS|STATS_AVERAGES|TOTALS
+\tSET key = arg
+\tRELOAD
+\tPAUSE [<db>]
+\tRESUME [<db>]
+\tDISABLE <db>
+\tENABLE <db>
+\tRECONNECT [<db>]
+\tKILL [<db>]
+\tKILL_CLIENT <client_id>
+\tSUSPEND
+\tSHUTDOWN
+\tSHUTDOWN WAIT_FOR_SERVERS|WAIT_FOR_CLIENTS
+\tWAIT_CLOSE [<db>]"""
+
+
+def columns(item: str, rows: Rows) -> tuple[Column, ...]:
+    """PgBouncer's own, whatever the rows have besides; our own items keep theirs."""
+    if item in _OWN_ITEMS:
+        return columns_for(item, rows)
+    return tuple(column for column in COLUMNS[item] if column.name not in _OURS)
+
+
+def parse(text: str) -> list[Command]:
+    """What cannot be understood is refused in PgBouncer's words, with the whole text."""
+    found = parse_commands(text, version=VERSION)
+    return [Unknown(_invalid(text), "", PROTOCOL_VIOLATION) if isinstance(each, Unknown) else each
+            for each in found] or [Unknown(_invalid(text), "", PROTOCOL_VIOLATION)]
+
+
+def reworded(command: Command, error: PoolerError) -> PoolerError:
+    """PgBouncer's text where it has one, and its code always."""
+    name = command.name if isinstance(command, Act) else ""
+    code = getattr(error, "code", error.sqlstate)
+    if name == "reload" and code == CONFIG_FILE_ERROR:
+        return Refused("RELOAD failed, see logs for additional details", code=CONFIG_FILE_ERROR)
+    if code == "42501":
+        return _refused("admin access needed")
+    if name == "set":
+        return _refused("SET failed")
+    if name == "kill_client" and isinstance(command, Act):
+        client = dict(command.arguments).get("client", "")
+        return _refused("client not found" if client.isdecimal() else "invalid client pointer supplied")
+    return _refused(str(error))
+
+
+def _invalid(text: str) -> str:
+    shown = text if len(text) <= 200 else f"{text[:197]}..."
+    return f"invalid command '{shown}', use SHOW HELP;"
+
+
+def _refused(text: str) -> Refused:
+    return Refused(text, code=PROTOCOL_VIOLATION)
+
+
+def _help() -> str:
+    return _HELP
+
+
+AS_PGBOUNCER: Final = Manner(VERSION, GREETED, parse, columns, reworded, _help)

@@ -1,0 +1,106 @@
+"""The fleet of a drop-in: the supervisor with PgBouncer's signals and its ways to shut down and to reload."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from coordinator.link import Args, LinkLost, LinkRefused
+from pooler.errors import UsageFault
+from pooler.observe.events import Event
+from pooler.settings import Settings
+from pooler.supervise.process import Process
+from pooler.supervisor import Supervisor
+
+WAIT_FOR: Final = {"wait_for_clients": "clients", "wait_for_servers": "servers"}
+
+log = structlog.get_logger()
+
+
+class BouncerSupervisor(Supervisor):
+    """`regenerate` writes the config anew from the ini. Raises UsageFault, then the old one stays."""
+
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+    def __init__(self, config: Path, settings: Settings, regenerate: Callable[[], None]) -> None:
+        super().__init__(config, settings)
+        self._regenerate = regenerate
+        self._leaving = False
+
+    def obey(self, number: signal.Signals) -> None:
+        """HUP reload, TERM wait for clients, INT wait for servers, QUIT at once, USR1 pause, USR2 resume; the
+        second TERM or INT at once, and no resume while shutting down."""
+        log.info(Event.SIGNAL_RECEIVED, signal=number.name)
+        if number == signal.SIGQUIT:
+            self.stop_now()
+        elif number == signal.SIGTERM:
+            self._leave_or_end("clients")
+        elif number == signal.SIGINT:
+            self._leave_or_end("servers")
+        elif number == signal.SIGUSR1:
+            self._nursery.start_soon(self._order_all, "pause")
+        elif number == signal.SIGUSR2:
+            if not self._leaving:
+                self._nursery.start_soon(self._order_all, "resume")
+        else:
+            super().obey(number)
+
+    async def reload(self) -> dict[str, Any]:
+        """As the supervisor's, of a config that is made anew first."""
+        try:
+            self._regenerate()
+        except (UsageFault, OSError) as refused:
+            lines = str(refused).splitlines()
+            log.error(Event.CONFIG_REFUSED, problems=lines)
+            return {"refused": True, "problems": lines}
+        return await super().reload()
+
+    async def _on_shutdown(self, args: Args) -> dict[str, Any]:
+        wait_for = WAIT_FOR.get(str(args.get("mode") or ""))
+        if wait_for is None:
+            self._nursery.start_soon(self._stop_soon)
+        else:
+            self._leave_or_end(wait_for)
+        return {}
+
+    async def _stop_soon(self) -> None:
+        """At once, but for the answer to who asked."""
+        await trio.lowlevel.checkpoint()
+        self.stop_now()
+
+    def _leave_or_end(self, wait_for: str) -> None:
+        if self._leaving:
+            self.stop_now()
+            return
+        self._leaving = True
+        self._nursery.start_soon(self._leave, wait_for)
+
+    async def _leave(self, wait_for: str) -> None:
+        """The shared port is shut, the unix socket stays; ended once nobody is waited for any more."""
+        log.info(Event.FLEET_STOPPING, fleet=self._settings.fleet.name, waits_for=wait_for)
+        self._sockets.release_tcp()
+        async with trio.open_nursery() as nursery:
+            for process in self._serving():
+                nursery.start_soon(self._call, process, "leave", {"wait_for": wait_for})
+        self._ask_stop(drain_first=False)
+
+    async def _order_all(self, name: str) -> None:
+        async with trio.open_nursery() as nursery:
+            for process in self._serving():
+                nursery.start_soon(self._call, process, "order", {"name": name})
+
+    def _serving(self) -> list[Process]:
+        return [process for place in self._workers for process in place.processes() if process.is_serving]
+
+    async def _call(self, process: Process, op: str, args: Args) -> None:
+        if process.link is None:
+            return
+        try:
+            await process.link.call(op, **args)
+        except (LinkLost, LinkRefused) as failed:
+            log.error(Event.SOMETHING_FAILED, process=process.name, what=op, why=str(failed))
