@@ -44,6 +44,7 @@ from pooler.relay.reactor import Reactor
 from pooler.serve.agent import serve_agent
 from pooler.serve.commands import Commands
 from pooler.serve.drain import drain_clients, end_clients
+from pooler.serve.encryption import Encryption
 from pooler.serve.entrance import Entrance
 from pooler.serve.figures import Figures
 from pooler.serve.fleet_view import FleetView, open_console
@@ -84,12 +85,13 @@ class Worker:
         self.reactor = Reactor()
         self.tracked = TrackedParameters(settings.pool.track_extra_parameters)
         self.count = ClientCount(run_dir / "clients.cnt")
+        self.encryption = Encryption(settings)
         self.parts = Parts(
             nursery=nursery, reactor=self.reactor, permits=self.permits,
             table=SessionTable.create(run_dir, boot_id), random=Random(),
             statements=Statements(), look=TextLook(settings.pool.session_state_functions),
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
-            client_closed=self._client_closed)
+            client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts)
         self.userlist = _userlist_of(settings)
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
@@ -183,7 +185,7 @@ class Worker:
             owner_databases=AS_PGBOUNCER if settings.admin.as_pgbouncer else frozenset())
         return Door(
             gate=gate, database_exists=lambda name: settings.database_for(name, service) is not None,
-            proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN,
+            proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN, tls=self.encryption.clients,
             console_users=frozenset((*settings.admin.users, *settings.admin.stats_users)),
             console_databases=AS_PGBOUNCER if settings.admin.as_pgbouncer else CONSOLE_DATABASES)
 
@@ -241,10 +243,19 @@ class Worker:
         self._take_settings(settings)
         self.commands.reloaded()
         return {"problems": problems}
+        problems += self._take_tls(settings)
 
     def _take_settings(self, settings: Settings) -> None:
         self.settings = self.registry.settings = settings
         self.registry.apply_settings()
+    def _take_tls(self, settings: Settings) -> list[str]:
+        problems, replaces = self.encryption.take(settings)
+        self.parts.server_tls = self.encryption.servers
+        if replaces:
+            for pool in self.registry.pools.values():
+                pool.reconnect()
+        return problems
+
         for acceptor in self.acceptors:
             acceptor.keepalive = _of_clients(settings)
 
