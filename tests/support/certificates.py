@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
+
+from pooler.demo.postgres import Server
+from tests.support.wait import wait_until
+
+TLS_VERSION = 15  # of PostgreSQL: the wheel's newer one is built without OpenSSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +51,20 @@ class Authority:
         pair.key.touch(mode=0o600)
         issued.private_key_pem.write_to_path(pair.key)
         return pair
+
+
+def give_tls(server: Server, pair: Pair, authority: Authority) -> None:
+    """Let a running server encrypt, with this certificate; it trusts clients' certificates of `authority`."""
+    owner = server.data.stat()
+    files = ((pair.cert, "server.crt", 0o644), (pair.key, "server.key", 0o600),
+             (authority.file, "root.crt", 0o644))
+    for source, name, mode in files:
+        beside = server.data / f"{name}.new"
+        beside.write_bytes(source.read_bytes())
+        beside.chmod(mode)
+        os.chown(beside, owner.st_uid, owner.st_gid)
+        beside.rename(server.data / name)
+    server.execute("ALTER SYSTEM SET ssl = on")
+    server.execute("ALTER SYSTEM SET ssl_ca_file = 'root.crt'")
+    server.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: server.execute("SHOW ssl") == [("on",)], "the server encrypts", 10)
