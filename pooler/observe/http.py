@@ -68,7 +68,7 @@ def _allowed(request: Request, token: str | None) -> bool:
     if token is None:
         return True
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
 
 
 async def serve_http(

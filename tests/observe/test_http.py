@@ -25,7 +25,7 @@ async def served(parts: Parts) -> AsyncIterator[int]:
         nursery.cancel_scope.cancel()
 
 
-async def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+async def ask(port: int, path: str, method: str = "GET", **headers: str | bytes) -> tuple[int, str]:
     with trio.fail_after(10):
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             connection = h11.Connection(h11.CLIENT)
@@ -89,6 +89,12 @@ async def test_a_silent_client_does_not_keep_others_waiting() -> None:
     async with served(parts()) as port, await trio.open_tcp_stream("127.0.0.1", port) as silent:
         await silent.send_all(b"GET /heal")
         assert await ask(port, "/healthz") == (200, "alive\n")
+
+
+async def test_a_token_need_not_be_ascii() -> None:
+    async with served(parts("s3cret-ü")) as port:
+        assert (await ask(port, "/metrics", authorization="Bearer s3cret-ü".encode()))[0] == 200
+        assert (await ask(port, "/metrics", authorization="Bearer s3cret-u"))[0] == 401
 
 
 def test_the_token_is_not_shown() -> None:
