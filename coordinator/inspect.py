@@ -77,6 +77,11 @@ def shown_state(session: Session, doing: Doing | None) -> str:
     return str(session.state)
 
 
+SHOWN_STATES = (  # every state that a row may show
+    *(str(state) for state in SessionState if state not in (SessionState.OPEN, SessionState.RELEASED)),
+    "OPEN", *(f"OPEN_{activity.upper()}" for activity in (Activity.IDLE, Activity.BUSY)))
+
+
 def session_rows(
     db: str, snapshot: LedgerSnapshot, activities: Activities, now_us: int,
     awaiting: Mapping[str, str] | None = None,

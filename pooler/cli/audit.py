@@ -113,22 +113,26 @@ def explain(
 ) -> None:
     """Say what one permit is, which proof would free it, and who could see it.
 
-    Exits 1 if there is no such permit (any more).
+    Exits 1 if there is no such permit (any more), 2 if PERMIT is no name of one.
 
     Example: pooler ledger explain orders main/17.4711
     """
+    import sys
+
     import trio
 
-    from pooler.cli.ledger import read_rows
+    from pooler.cli.ledger import permit_named, read_rows
     from pooler.cli.out import print_json
     from pooler.cli.reach import Where
 
+    wanted = str(permit_named(permit))
     name, rows, _ = trio.run(read_rows, Where(config, etcd, fleet, prefix), db)
-    row = next((each for each in rows if each["permit"] == permit), None)
+    row = next((each for each in rows if each["permit"] == wanted), None)
     if as_json:
         print_json(row)
     elif row is None:
-        print(f"{name}: no permit {permit}: it was released, or its slot has another tenant by now")
+        print(f"pooler: {name}: no permit {wanted}: it was released, or its slot has another tenant by now",
+              file=sys.stderr)
     else:
         print("\n".join(explanation(row)))
     raise typer.Exit(0 if row is not None else 1)

@@ -32,7 +32,8 @@ def check(
 ) -> None:
     """Check a config file and the policies it names; tell every fault at once.
 
-    Exits 0 if a fleet can start with it (warnings may be printed), 2 if not.
+    Where the fleet's etcd answers, it warns of a policy file that is not what is in force. Exits 0 if a fleet
+    can start with it (warnings may be printed), 2 if not.
 
     Example: pooler config check config/pooler.yaml
     """
@@ -40,6 +41,7 @@ def check(
 
     from pooler.cli.named_files import file_faults
     from pooler.cli.out import print_json
+    from pooler.cli.policy_files import policy_warnings
     from pooler.settings import ConfigFaults, find_config, load, warnings_of
 
     path = find_config(file)
@@ -54,7 +56,7 @@ def check(
         print_json({"file": str(path), "ok": False, "warnings": [],
                     "faults": [{"path": fault.path, "text": fault.text} for fault in refused.faults]})
         raise typer.Exit(2) from None
-    warnings = warnings_of(settings)
+    warnings = [*warnings_of(settings), *policy_warnings(settings)]
     if as_json:
         print_json({"file": str(path), "ok": True, "warnings": warnings, "faults": []})
         return

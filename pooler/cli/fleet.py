@@ -114,13 +114,16 @@ def stop(
 @app.command()
 def restart(
     rolling: Annotated[bool, typer.Option(
-        "--rolling", help="One worker at a time; nobody is refused.")] = False,
+        "--rolling", help="One worker at a time; nobody who connects is refused.")] = False,
     timeout: Annotated[str, typer.Option(
         metavar="DURATION", help="For each worker's start and drain.")] = "60s",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replace the workers one by one, each by one that is ready before the old one is drained.
+
+    A client that stays connected loses its connection when its worker ends: between two transactions, with
+    SQLSTATE 57P01, and it has to connect again. A transaction is waited for.
 
     Exits 0 when all are replaced, 4 when clients hold a worker past the time (who is told; that worker ends
     when they leave), 1 when a replacement does not come up.

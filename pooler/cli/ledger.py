@@ -43,14 +43,15 @@ app.command("explain")(explain)
 def show(
     db: DbArgument,
     state: Annotated[str | None, typer.Option(
-        "--state", metavar="STATE", help="Only permits in this state: SESSION_UNKNOWN, OPEN_BUSY, …")] = None,
+        "--state", metavar="STATE",
+        help="Only permits in this state: SESSION_UNKNOWN, OPEN_BUSY, … (or unknown, busy).")] = None,
     config: ConfigOption = None,
     etcd: EtcdOption = None,
     fleet: FleetOption = None,
     prefix: PrefixOption = "pooler",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a sum line, then every session permit, unknown ones first.
+    """Show a sum line, then every session permit, unknown ones first. A --state that there is not exits 2.
 
     Reads etcd itself, so it works with every process of the fleet dead.
 
@@ -63,8 +64,9 @@ def show(
     from pooler.cli.out import duration, print_json, print_table
     from pooler.cli.reach import Where
 
+    states = None if state is None else states_meant(state)
     name, rows, found = trio.run(read_rows, Where(config, etcd, fleet, prefix), db)
-    wanted = [row for row in rows if state is None or _has_state(row["state"], state)]
+    wanted = [row for row in rows if states is None or row["state"] in states]
     if as_json:
         print_json({"database": name, "sum": {**asdict(found), "line": found.line()}, "permits": wanted})
         return
@@ -77,9 +79,37 @@ def show(
               row["awaited_proof"]) for row in wanted])
 
 
-def _has_state(state: str, wanted: str) -> bool:
-    wanted = wanted.upper()
-    return state == wanted or state.removeprefix("SESSION_") == wanted or state.startswith(f"{wanted}_")
+def states_meant(wanted: str) -> frozenset[str]:
+    """The states as rows show them that a word means: SESSION_UNKNOWN, unknown, OPEN (any), busy. Raises
+    UsageFault naming all of them."""
+    from difflib import get_close_matches
+
+    from coordinator.inspect import SHOWN_STATES
+    from pooler.errors import UsageFault
+
+    word = wanted.upper()
+    found = frozenset(
+        state for state in SHOWN_STATES
+        if word in (state, state.removeprefix("SESSION_"), state.removeprefix("OPEN_"))
+        or (word == "OPEN" and state.startswith("OPEN_")))
+    if not found:
+        near = get_close_matches(word, SHOWN_STATES, 1)
+        raise UsageFault(f'--state: "{wanted}" is no state: one of {", ".join(SHOWN_STATES)}'
+                         + (f"; did you mean {near[0]}?" if near else ""))
+    return found
+
+
+def permit_named(text: str) -> Permit:
+    """The permit that an argument names. Raises UsageFault."""
+    from coordinator.ledger.record import Kind, Permit
+    from pooler.errors import UsageFault
+
+    try:
+        return Permit.parse(text)
+    except ValueError:
+        raise UsageFault(
+            f'PERMIT: "{text}" is no permit: write it as ledger show does, KIND/SLOT.GENERATION '
+            f"(main/17.4711), where KIND is one of {', '.join(Kind)}") from None
 
 
 async def read_rows(where: Where, name: str) -> tuple[str, list[dict[str, Any]], Any]:
@@ -130,6 +160,8 @@ def resolve(
         raise UsageFault("name what to resolve: one of PERMIT, --epoch, --backend, --owner, --host")
     if not evidence.strip():
         raise UsageFault("--evidence: is required: how do you know that these sessions are gone?")
+    if permit is not None:
+        permit_named(permit)
     choice = {"permit": permit, "epoch": epoch, "backend": backend, "owner": owner, "host": host}
     resolved = trio.run(_resolve, Where(config, etcd, fleet, prefix), db, choice, evidence, yes)
     if as_json:
@@ -164,15 +196,10 @@ async def _resolve(
 
 def chosen(snapshot: LedgerSnapshot, choice: dict[str, Any]) -> list[Permit]:
     """The permits that the one given option of `choice` means. A single PERMIT is taken in any state."""
-    from coordinator.ledger.record import Permit
     from coordinator.ledger.states import SessionState
-    from pooler.errors import UsageFault
 
     if choice["permit"] is not None:
-        try:
-            return [Permit.parse(choice["permit"])]
-        except ValueError as fault:
-            raise UsageFault(str(fault)) from None
+        return [permit_named(choice["permit"])]
     found = []
     for held in snapshot.sessions:
         session = held.session

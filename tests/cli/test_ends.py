@@ -12,6 +12,7 @@ from typer.main import get_command
 from coordinator.link import LinkLost, LinkRefused
 from coordinator.store.api import StoreUnavailable
 from pooler.cli.ends import end_of, told
+from pooler.cli.ledger import states_meant
 from pooler.cli.main import app
 from pooler.errors import FleetUnreachable, UsageFault
 from tests.cli.conftest import Pooler
@@ -129,3 +130,37 @@ def test_an_etcd_that_was_never_started_or_does_not_answer_is_said_so(pooler: Po
     assert silent.code == 1
     assert "127.0.0.1:1" in silent.err or "etcd" in silent.err
     assert len(silent.err.splitlines()) == 1
+
+
+NOWHERE = ("--etcd", "127.0.0.1:1", "--fleet", "none")  # nobody is asked before the words are understood
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("explain", "orders", "BOGUS"),
+     'PERMIT: "BOGUS" is no permit: write it as ledger show does, KIND/SLOT.GENERATION (main/17.4711), where '
+     "KIND is one of main, reserve, admin, replication"),
+    (("resolve", "orders", "main/17", "--evidence", "x"), 'PERMIT: "main/17" is no permit: '),
+    (("show", "orders", "--state", "BOGUS"),
+     '--state: "BOGUS" is no state: one of SESSION_RESERVED, CONNECTING, CLOSING, SESSION_UNKNOWN, OPEN, '),
+    (("show", "orders", "--state", "SESSION_UNKNWON"), "did you mean SESSION_UNKNOWN?"),
+])
+def test_a_word_that_names_nothing_is_told_in_one_line_with_the_known_ones(
+    words: tuple[str, ...], says: str, pooler: Pooler
+) -> None:
+    done = pooler("ledger", *words, *NOWHERE)
+    assert (done.code, done.out, says in done.err) == (2, "", True), done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("wanted", "states"), [
+    ("unknown", ["SESSION_UNKNOWN"]), ("SESSION_UNKNOWN", ["SESSION_UNKNOWN"]), ("open_idle", ["OPEN_IDLE"]),
+    ("open", ["OPEN", "OPEN_BUSY", "OPEN_IDLE"]), ("reserved", ["SESSION_RESERVED"]),
+    ("connecting", ["CONNECTING"]), ("busy", ["OPEN_BUSY"]),
+])
+def test_a_state_may_be_named_as_the_sum_line_does(wanted: str, states: list[str]) -> None:
+    assert sorted(states_meant(wanted)) == states
+
+
+def test_the_help_of_a_rolling_restart_tells_what_clients_that_stay_will_see(pooler: Pooler) -> None:
+    said = " ".join(pooler("fleet", "restart", "--help").out.split())
+    assert "57P01" in said

@@ -59,7 +59,9 @@ def test_the_ledger_is_shown_audited_and_explained(
         assert (clean["exit_code"], clean["held"], clean["slots"]) == (0, 1, 4)
         explained = command("ledger", "explain", db, permit["permit"])
         assert (explained.code, permit["permit"] in explained.out) == (0, True)
-        assert command("ledger", "explain", db, "main/3.1").code == 1
+        gone = command("ledger", "explain", db, "main/3.1")
+        assert (gone.code, gone.out, len(gone.err.splitlines())) == (1, "", 1)
+        assert f"{db}-primary/write: no permit main/3.1: it was released" in gone.err
     where = ("--etcd", etcd.endpoints[0], "--fleet", "test0", "--prefix", etcd_prefix)
     fleet.fleet.stop(signal.SIGKILL)
     dead = pooler("ledger", "show", f"{db}-primary/write", "--json", *where)
@@ -119,12 +121,14 @@ def test_workers_are_replaced_while_new_clients_keep_coming_in(fleet: RunningFle
             with socket.create_connection(("127.0.0.1", fleet.port), timeout=20):  # raises if it is refused
                 came.append(1)
 
-    with ThreadPoolExecutor(2) as clients:
+    with ThreadPoolExecutor(2) as clients, psycopg.connect(fleet.dsn(), autocommit=True) as persistent:
         coming = [clients.submit(come_and_go) for _ in range(2)]
         done = command("fleet", "restart", "--rolling", "--timeout", "20s")
         over.set()
         for each in coming:
             each.result()
+        with pytest.raises(psycopg.errors.AdminShutdown):  # 57P01, as the help of the command says
+            persistent.execute("SELECT 1")
     assert done.code == 0, done.err
     assert len(came) > 10
     after = pids(command)
@@ -182,3 +186,22 @@ def test_a_reload_with_a_broken_userlist_keeps_the_users_of_before_and_every_wor
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(fleet.dsn())
     assert fleet.fleet.worker_pids() == pids
+
+
+def test_a_policy_file_that_is_not_in_force_is_told_by_the_reload_and_by_the_check(
+    fleet: RunningFleet, command: Command, pooler: Pooler
+) -> None:
+    assert (command("fleet", "reload").code, pooler("config", "check", fleet.config).code) == (0, 0)
+    (policy,) = fleet.config.parent.glob("policies/*.yaml")
+    whole = policy.read_text()
+    assert "serverSessionPermits: 4" in whole
+    policy.write_text(whole.replace("serverSessionPermits: 4", "serverSessionPermits: 5"))
+    says = "serverSessionPermits 5 (in force: 4)"
+    checked = pooler("config", "check", fleet.config)
+    assert (checked.code, says in checked.err) == (0, True)
+    [warning] = json.loads(pooler("config", "check", "--json", fleet.config).out)["warnings"]
+    assert says in warning
+    reloaded = command("fleet", "reload")
+    assert (reloaded.code, says in reloaded.err) == (1, True)
+    policy.write_text(whole)
+    assert command("fleet", "reload").code == 0
