@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from pooler.settings_models import Settings
 
-# path (* stands for any name): an exception, the values or settings with which it does what it says
+# path (* stands for any name): with which settings it does what it says all the same; None: with none
 INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "fleet.drain_notice": None,
     "databases.*.max_replica_lag": None,
@@ -20,11 +20,10 @@ INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "failover.fence_command": None,
     "pool.reserve_pool_size": None,
     "pool.server_reset_query": None,
-    "pool.server_reset_query_always": lambda settings: settings.pool.session_state == "allow",
+    "pool.server_reset_query_always": lambda settings: settings.pool.session_state in ("allow", "warn"),
     "pool.server_check_query": None,
     "pool.server_check_delay": None,
-    "pool.session_state": lambda settings: settings.pool.session_state == "allow",
-    "pool.max_pinned": None,
+    "pool.session_state": lambda settings: settings.pool.session_state != "reject",
     "pool.pkt_buf": None,
 }
 _INSTEAD = {

@@ -19,8 +19,8 @@ SET = {
     "failover.detect": "patroni", "failover.patroni": '["http://127.0.0.1:8008"]',
     "failover.on_ledger_loss": "stop", "failover.fence_command": "fence", "pool.reserve_pool_size": "1",
     "pool.server_reset_query": "RESET ALL", "pool.server_reset_query_always": "true",
-    "pool.server_check_query": "SELECT 1", "pool.server_check_delay": "1s", "pool.session_state": "pin",
-    "pool.max_pinned": "3", "pool.pkt_buf": "4096",
+    "pool.server_check_query": "SELECT 1", "pool.server_check_delay": "1s", "pool.session_state": "reject",
+    "pool.pkt_buf": "4096",
 }
 
 
@@ -54,15 +54,16 @@ def test_a_default_is_no_reason_for_a_warning(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "told"), [
-    ("clean", False), ("allow", False), ("pin", True), ("reject", True), ("warn", True)])
+    ("clean", False), ("allow", False), ("pin", False), ("reject", True), ("warn", False)])
 def test_session_state_is_told_where_it_acts_as_clean(folder: Path, value: str, told: bool) -> None:
     lines = warnings_of(load(write(folder, with_settings({"pool.session_state": value}))))
     assert (named(lines) == {"pool.session_state"}) is told
     assert all(line.endswith("it acts as clean") for line in lines)
 
 
-def test_a_reset_always_does_what_it_says_where_state_is_let_through(folder: Path) -> None:
-    both = {"pool.session_state": "allow", "pool.server_reset_query_always": "true"}
+@pytest.mark.parametrize("state", ["allow", "warn"])
+def test_a_reset_always_does_what_it_says_where_state_is_let_through(folder: Path, state: str) -> None:
+    both = {"pool.session_state": state, "pool.server_reset_query_always": "true"}
     assert warnings_of(load(write(folder, with_settings(both)))) == []
 
 
