@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +59,16 @@ MakeFleet = Callable[..., RunningFleet]
 @pytest.fixture
 def make_fleet(etcd_prefix: str) -> Iterator[MakeFleet]:
     """make_fleet(database, etcd, permits=10, workers=2, more={section: {…}}, env={…}) → a ready fleet."""
+    yield from _fleets(etcd_prefix)
+
+
+@pytest.fixture(scope="module")
+def make_shared_fleet() -> Iterator[MakeFleet]:
+    """The same for fleets that all tests of a module use: none of them stops or changes one."""
+    yield from _fleets(f"test-{secrets.token_hex(6)}")
+
+
+def _fleets(etcd_prefix: str) -> Iterator[MakeFleet]:
     base = temporary_directory("fleet")
     running: list[RunningFleet] = []
 
