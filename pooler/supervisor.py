@@ -22,7 +22,7 @@ import trio
 
 from coordinator.link import Args, LinkLost, LinkRefused
 from pooler.errors import UsageFault
-from pooler.net.userlist import read_userlist
+from pooler.net.auth_files import AuthFiles
 from pooler.observe.events import Event
 from pooler.settings import Settings, coordinator_spec, load
 from pooler.supervise.control import Say, serve_control
@@ -282,8 +282,7 @@ class Supervisor:
         """Read the config again; a bad one changes nothing. {refused: bool, problems: [text]}"""
         try:
             fresh = load(self._config)
-            if fresh.auth.file is not None:
-                read_userlist(fresh.auth.file)
+            AuthFiles.read(fresh.auth)
         except UsageFault as refused:
             lines = str(refused).splitlines()
             log.error(Event.CONFIG_REFUSED, problems=lines)

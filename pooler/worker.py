@@ -23,14 +23,12 @@ import trio
 
 from coordinator.link import Args, Link, LinkLost
 from coordinator.session_table import SessionTable
-from pooler.errors import PoolerError, UsageFault
+from pooler.errors import PoolerError
 from pooler.net.client_count import ClientCount
-from pooler.net.gate import GateRules
 from pooler.net.listener import Acceptor, adopt
 from pooler.net.login import CONSOLE_DATABASES, Door, ProxyRule
 from pooler.net.proxy_protocol import PeerAddress, requires_header
 from pooler.net.stream import KeepAlive
-from pooler.net.userlist import Userlist, read_userlist
 from pooler.observe.events import Event
 from pooler.observe.http import serve_http
 from pooler.observe.log import set_up_logging
@@ -42,6 +40,7 @@ from pooler.pool.plan import keepalive_of
 from pooler.pool.pool import Parts
 from pooler.relay.reactor import Reactor
 from pooler.serve.agent import serve_agent
+from pooler.serve.authority import Authority
 from pooler.serve.commands import Commands
 from pooler.serve.drain import drain_clients, end_clients
 from pooler.serve.encryption import Encryption
@@ -53,11 +52,9 @@ from pooler.serve.leaving import Leaving
 from pooler.serve.registry import PoolKey, Registry
 from pooler.serve.standing import Standing
 from pooler.settings import Settings
-from pooler.wire.auth import AuthType, Method, Secret
 from pooler.wire.cancel_keys import ordinal_of
 from pooler.wire.parameters import TrackedParameters
 from pooler.wire.prepared import Statements
-from pooler.wire.scram import Verifier
 from pooler.wire.session_state import TextLook
 
 TICK_SECONDS = 0.1
@@ -93,7 +90,6 @@ class Worker:
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts)
-        self.userlist = _userlist_of(settings)
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
         self.commands = Commands(self.registry, Standing(run_dir), self._take_settings)
         self.leaving = Leaving(self.registry, self.commands)
@@ -105,8 +101,7 @@ class Worker:
         self.figures.refusals = lambda: self.entrance.refusals
         self.figures.clients_of_host = self.count.total_alive
         self.stopping = trio.Event()
-        self._mock_key = _mock_key(run_dir)
-        self._derived: dict[str, tuple[Secret, Verifier]] = {}
+        self.authority = Authority(self.registry, _mock_key(run_dir))
         self.holder.registry = self.registry
         self.holder.show_rows = self.figures.rows
         self.holder.run_command = self.commands.run
@@ -169,7 +164,7 @@ class Worker:
 
     def _is_automatic(self, key: PoolKey) -> bool:
         """Whether clients choose this pool's name, so that there may be any number of such."""
-        return self.userlist is None or key.name not in self.settings.databases
+        return self.authority.files.userlist is None or key.name not in self.settings.databases
 
     # ---- clients
 
@@ -178,21 +173,12 @@ class Worker:
         must = requires_header(
             peer, at_service=service is not None, listen_proxy=settings.fleet.listen_proxy,
             networks=settings.fleet.proxy_protocol_from)
-        gate = GateRules(
-            auth_type=AuthType(settings.auth.type), find_user=self._find_user,
-            unknown_method=Method.SCRAM if self.userlist is None else self.userlist.usual_method,
-            mock_key=self._mock_key, derived=self._derived,
-            owner_databases=AS_PGBOUNCER if settings.admin.as_pgbouncer else frozenset())
+        gate = self.authority.rules(service)
         return Door(
             gate=gate, database_exists=lambda name: settings.database_for(name, service) is not None,
             proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN, tls=self.encryption.clients,
             console_users=frozenset((*settings.admin.users, *settings.admin.stats_users)),
             console_databases=AS_PGBOUNCER if settings.admin.as_pgbouncer else CONSOLE_DATABASES)
-
-    async def _find_user(self, user: str, database: str) -> Secret | None:
-        if self.userlist is not None:
-            return self.userlist.find(user)
-        return Secret(plain=b"") if self.settings.auth.type == "trust" else None
 
     def _client_closed(self, client: Any) -> None:
         self.registry.left(client)
@@ -235,19 +221,11 @@ class Worker:
         """Take over what may change while running."""
         spec = await self._link.call("spec")
         settings = Settings.from_wire(spec["config"])
-        problems: list[str] = []
-        try:
-            self.userlist = _userlist_of(settings)
-        except UsageFault as fault:  # the users of before stay
-            problems = str(fault).splitlines()
+        problems = self._take_tls(settings)
         self._take_settings(settings)
         self.commands.reloaded()
-        return {"problems": problems}
-        problems += self._take_tls(settings)
+        return {"problems": [*self.authority.problems, *problems]}
 
-    def _take_settings(self, settings: Settings) -> None:
-        self.settings = self.registry.settings = settings
-        self.registry.apply_settings()
     def _take_tls(self, settings: Settings) -> list[str]:
         problems, replaces = self.encryption.take(settings)
         self.parts.server_tls = self.encryption.servers
@@ -278,10 +256,6 @@ class Worker:
 def _identity(spec: Args) -> Identity:
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return Identity(spec["boot_id"], spec["index"], os.getpid(), int(stat[19]))
-
-
-def _userlist_of(settings: Settings) -> Userlist | None:
-    return read_userlist(settings.auth.file) if settings.auth.file is not None else None
 
 
 def _of_clients(settings: Settings) -> KeepAlive:

@@ -1,14 +1,13 @@
-"""What is wrong inside the files a config names: its policies and its userlist."""
+"""What is wrong inside the files a config names: its policies and those about logins."""
 
 from __future__ import annotations
 
-from pooler.errors import UsageFault
 from pooler.settings import Fault, Settings
 
 
 def file_faults(settings: Settings) -> tuple[Fault, ...]:
-    """Every fault of every policy and of the userlist, each at its path in the config."""
-    return (*_policy_faults(settings), *_userlist_faults(settings))
+    """Every fault of every policy, userlist, hba and ident file, each at its path in the config."""
+    return (*_policy_faults(settings), *_auth_faults(settings))
 
 
 def _policy_faults(settings: Settings) -> list[Fault]:
@@ -24,14 +23,7 @@ def _policy_faults(settings: Settings) -> list[Fault]:
     return found
 
 
-def _userlist_faults(settings: Settings) -> list[Fault]:
-    from pooler.net.userlist import parse_userlist
+def _auth_faults(settings: Settings) -> list[Fault]:
+    from pooler.net.auth_files import faults_in
 
-    file = settings.auth.file
-    if file is None:
-        return []
-    try:
-        parse_userlist(file.read_bytes(), str(file))
-    except UsageFault as refused:
-        return [Fault("auth.file", line) for line in str(refused).splitlines()]
-    return []
+    return [Fault(path, line) for path, line in faults_in(settings.auth)]

@@ -9,6 +9,7 @@ forgotten every FORGET_SECONDS. The table is bounded: the address that was quiet
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 
@@ -33,12 +34,30 @@ class FailedLogins:
     """
 
     def __init__(self, free: int, delay_max_seconds: float, *, addresses_max: int = ADDRESSES_MAX) -> None:
-        self.free, self.delay_max_seconds = free, delay_max_seconds
+        self.set_limits(free, delay_max_seconds)
         self._addresses_max = addresses_max
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def set_limits(self, free: int, delay_max_seconds: float, aside: Sequence[str] = ()) -> None:
+        """New limits; what was counted stays. Addresses in the networks `aside` are those of proxies, behind
+        which anybody may be: they are not counted."""
+        self.free, self.delay_max_seconds = free, delay_max_seconds
+        self._aside = tuple(ip_network(network, strict=False) for network in aside)
+
+    def source(self, host: str) -> str | None:
+        """What failures of a host are counted under: its address, of IPv6 the network of 64 bits; None for a
+        unix socket and for addresses that are not counted."""
+        try:
+            address = ip_address(host.partition("%")[0])
+        except ValueError:
+            return None
+        address = getattr(address, "ipv4_mapped", None) or address
+        if any(address in network for network in self._aside):
+            return None
+        return str(address) if address.version == 4 else str(ip_network(f"{address}/64", strict=False))
 
     def refuses(self, source: str) -> bool:
         """Whether so many failures of this source wait for their answer that no more is read from it."""
@@ -68,16 +87,3 @@ class FailedLogins:
     def _forget_quiet(self) -> None:
         while len(self._records) > self._addresses_max:
             self._records.popitem(last=False)
-
-
-def source_of(host: str) -> str | None:
-    """What failures of a host are counted under: its address, of IPv6 the network of 64 bits; None for a
-    unix socket."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = getattr(address, "ipv4_mapped", None)
-    if mapped is not None or address.version == 4:
-        return str(mapped or address)
-    return str(ip_network(f"{address}/64", strict=False))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import trio
 
 from pooler.errors import LoginRefused, PoolerError, ProtocolViolation
-from pooler.net.failures import FailedLogins, source_of
+from pooler.net.failures import FailedLogins
 from pooler.net.hba import Hba, Rule, Visitor
 from pooler.net.ident import IdentMaps
 from pooler.net.passwords import Known, PasswordDialogue, Proof, send
@@ -101,7 +101,8 @@ class Gate:
         """Raises LoginRefused, ProtocolViolation, PeerGone."""
         if self._is_owner():
             return Proven(messages.AUTHENTICATION_OK, is_owner=True)
-        failures, source = self._rules.failures, source_of(self._address.host)
+        failures = self._rules.failures
+        source = None if failures is None else failures.source(self._address.host)
         if failures is None or source is None:
             return await self._prove()
         if failures.refuses(source):

@@ -20,6 +20,7 @@ class Event(StrEnum):
     SIGNAL_RECEIVED = "signal_received"
     WORKER_DRAINING = "worker_draining"
     CLIENT_REFUSED = "client_refused"
+    AUTH_QUERY_FAILED = "auth_query_failed"
     SESSION_OPENED = "session_opened"
     SESSION_OPEN_FAILED = "session_open_failed"
     SESSION_CLOSED = "session_closed"

@@ -10,7 +10,6 @@ from pooler.net.failures import (
     FORGET_SECONDS,
     OUTSTANDING_MAX,
     FailedLogins,
-    source_of,
 )
 
 
@@ -71,4 +70,12 @@ def test_with_no_delay_nothing_is_kept() -> None:
     ("192.0.2.1", "192.0.2.1"), ("::ffff:192.0.2.1", "192.0.2.1"), ("unix", None),
     ("2001:db8::1", "2001:db8::/64"), ("2001:db8::ffff:2", "2001:db8::/64"), ("fe80::1%eth0", "fe80::/64")])
 def test_addresses_of_one_ipv6_network_count_together(host: str, source: str | None) -> None:
-    assert source_of(host) == source
+    assert FailedLogins(0, 1.0).source(host) == source
+
+
+def test_the_addresses_of_proxies_are_not_counted() -> None:
+    failures = FailedLogins(0, 1.0)
+    failures.set_limits(0, 1.0, ("192.0.2.0/25", "2001:db8::/32"))
+    assert failures.source("192.0.2.127") is None
+    assert failures.source("2001:db8::1") is None
+    assert failures.source("192.0.2.128") == "192.0.2.128"
