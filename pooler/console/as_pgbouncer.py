@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Final
 
-from pooler.console.commands import Act, Command, Unknown, parse_commands
+from pooler.console.commands import NOT_SERVED, Act, Command, Unknown, parse_commands
 from pooler.console.desk import Refused
 from pooler.console.manner import Manner
 from pooler.console.tables import COLUMNS, Rows, columns_for
@@ -23,6 +23,7 @@ GREETED: Final = (
 )  # fmt: skip
 PROTOCOL_VIOLATION: Final = "08P01"  # the code of all its refusals but one
 CONFIG_FILE_ERROR: Final = "F0000"
+NOT_SUPPORTED: Final = "0A000"
 _OURS: Final = frozenset({"tenant", "class", "service", "worker", "permit", "epoch", "source"})
 _OWN_ITEMS: Final = frozenset({"ledger", "workers"})
 _HELP: Final = """\
@@ -41,7 +42,6 @@ Console usage
 \tRECONNECT [<db>]
 \tKILL [<db>]
 \tKILL_CLIENT <client_id>
-\tSUSPEND
 \tSHUTDOWN
 \tSHUTDOWN WAIT_FOR_SERVERS|WAIT_FOR_CLIENTS
 \tWAIT_CLOSE [<db>]"""
@@ -55,9 +55,11 @@ def columns(item: str, rows: Rows) -> tuple[Column, ...]:
 
 
 def parse(text: str) -> list[Command]:
-    """What cannot be understood is refused in PgBouncer's words, with the whole text."""
+    """What cannot be understood is refused in PgBouncer's words, with the whole text; what PgBouncer has and
+    this has not, in ours."""
     found = parse_commands(text, version=VERSION)
-    return [Unknown(_invalid(text), "", PROTOCOL_VIOLATION) if isinstance(each, Unknown) else each
+    return [Unknown(_invalid(text), "", PROTOCOL_VIOLATION)
+            if isinstance(each, Unknown) and each.hint not in NOT_SERVED.values() else each
             for each in found] or [Unknown(_invalid(text), "", PROTOCOL_VIOLATION)]
 
 
@@ -65,6 +67,8 @@ def reworded(command: Command, error: PoolerError) -> PoolerError:
     """PgBouncer's text where it has one, and its code always."""
     name = command.name if isinstance(command, Act) else ""
     code = getattr(error, "code", error.sqlstate)
+    if code == NOT_SUPPORTED:
+        return error
     if name == "reload" and code == CONFIG_FILE_ERROR:
         return Refused("RELOAD failed, see logs for additional details", code=CONFIG_FILE_ERROR)
     if code == "42501":

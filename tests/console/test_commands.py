@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pooler.console.as_pgbouncer import AS_PGBOUNCER
 from pooler.console.commands import (
     DATABASE_COMMANDS,
     NOT_SERVED,
@@ -136,4 +139,14 @@ def test_a_comment_without_an_end_is_a_comment_to_the_end() -> None:
 
 def test_what_pgbouncer_has_and_we_have_not_is_told_as_such() -> None:
     assert parse("SUSPEND;") == [Unknown("SUSPEND is not supported", NOT_SERVED["suspend"], "0A000")]
-    assert "SUSPEND" not in help_text()
+    assert "SUSPEND" not in help_text() + AS_PGBOUNCER.help()
+    assert AS_PGBOUNCER.parse("SUSPEND;") == parse("SUSPEND;")
+
+
+def test_what_the_help_in_pgbouncers_words_lists_can_be_said() -> None:
+    for line in AS_PGBOUNCER.help().splitlines()[1:]:
+        verb, _, rest = re.sub(r"\[.*]|= arg", "", line).strip().partition(" ")
+        for each in rest.split("|"):
+            given = re.sub(r"<\w+>", "17", each) if verb != "SET" else "verbose = 1"
+            (command,) = AS_PGBOUNCER.parse(f"{verb} {given}")
+            assert isinstance(command, Act | Show), line
