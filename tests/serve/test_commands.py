@@ -12,8 +12,9 @@ import trio
 import trio.testing
 
 from coordinator.link import LinkRefused
+from pooler import settings_inert
 from pooler.console.commands import Act, Show, help_text, parse_commands
-from pooler.errors import FleetUnreachable
+from pooler.errors import FleetUnreachable, UsageFault
 from pooler.serve.client_numbers import COUNT_BITS, ClientNumbers
 from pooler.serve.commands import Commands
 from pooler.serve.config_rows import config_rows
@@ -114,7 +115,6 @@ async def test_a_setting_holds_in_workers_that_start_later_and_until_the_next_re
     ("query_wait_timeot", "1s", r"did you mean query_wait_timeout\?.*config file, then say RELOAD"),
     ("auth_type", "trust", "auth_type cannot be SET.*config file, then say RELOAD"),
     ("track_extra_parameters", "x", "cannot change while the fleet runs"),
-    ("max_pinned", "3", "max_pinned has no effect"),
 ])
 async def test_what_cannot_be_set_is_refused_with_what_to_do(
     tmp_path: Path, key: str, value: str, says: str
@@ -123,6 +123,13 @@ async def test_what_cannot_be_set_is_refused_with_what_to_do(
     with pytest.raises(LinkRefused, match=says):
         await commands.run("set", {"key": key, "value": value})
     assert (registry.settings, registry.set_here) == (SETTINGS, {})
+
+
+def test_what_would_have_no_effect_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_setting(SETTINGS, "max_client_conn", "17").pool.max_client_conn == 17
+    monkeypatch.setattr(settings_inert, "INERT", {"pool.max_client_conn": None})
+    with pytest.raises(UsageFault, match=r"^max_client_conn has no effect"):
+        with_setting(SETTINGS, "max_client_conn", "17")
 
 
 @pytest.mark.parametrize(("key", "value", "held"), [
