@@ -206,6 +206,7 @@ class _Attempt:
         self._last_words: messages.Fault | None = None
         self._last_words_raw = b""
         self._ended = False
+        self._code = CONNECTION_FAILURE  # of a failure of which the server said nothing
 
     async def run(self) -> Dialled:
         target = self._target
@@ -216,6 +217,7 @@ class _Attempt:
         try:
             await authenticate(sock, self._next_frame, user=target.user, secret=target.secret)
         except CannotAnswer as reason:
+            self._code = INVALID_AUTHORIZATION  # the next attempt would have no more to say
             self._ended = await hang_up(sock, timeout_seconds=WITHDRAWAL_SECONDS) is not None
             raise Broken(str(reason)) from reason
         return await self._read_greeting(sock)
@@ -228,7 +230,7 @@ class _Attempt:
         outcome = Outcome.ENDED if self._ended else Outcome.SILENT
         said = self._last_words
         if said is None:
-            return DialFailed(outcome, f"{where}: {reason}")
+            return DialFailed(outcome, f"{where}: {reason}", code=self._code)
         return DialFailed(outcome, said.message, code=said.code, server_error=self._last_words_raw)
 
     def calls_for_another(self, fault: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Our half of an authentication by a server: trust, cleartext password, MD5, SCRAM-SHA-256.
+"""Our half of an authentication by a server: trust, cleartext password, MD5, SCRAM-SHA-256 and -PLUS.
 
 Decides nothing about sessions: it answers until AuthenticationOk, or says that it cannot. A cleartext
 password is sent only where the plain password is held. Keys and passwords are in no error.
@@ -74,16 +74,26 @@ class _Answers:
         return answer
 
     async def _scram(self, offered: bytes) -> None:
-        if scram.MECHANISM.encode() not in offered.split(b"\0"):
-            raise CannotAnswer("server offers no SASL mechanism that is served")
         if self._secret.keys is None:
             self._held(self._secret.plain, "a SCRAM proof")
-        exchange = scram.ClientExchange(nonce=b64encode(secrets.token_bytes(18)).decode())
-        await self._sock.send_all(messages.sasl_initial_response(scram.MECHANISM, exchange.first()))
+        mechanism, exchange = self._chosen(offered.split(b"\0"))
+        await self._sock.send_all(messages.sasl_initial_response(mechanism, exchange.first()))
         salt, iterations = exchange.challenge(await self._sasl_step(11))
         keys = await self._keys(salt, iterations)
         await self._sock.send_all(messages.sasl_response(exchange.final(keys)))
         exchange.finish(await self._sasl_step(12))
+
+    def _chosen(self, offered: list[bytes]) -> tuple[str, scram.ClientExchange]:
+        """Bound to the connection where that can be. Where it could be and the server does not offer it, the
+        exchange says so: then a server that did offer it notices that somebody between took that away."""
+        tls = self._sock.tls
+        end_point = b"" if tls is None else tls.server_end_point
+        nonce = b64encode(secrets.token_bytes(18)).decode()
+        if end_point and scram.MECHANISM_PLUS.encode() in offered:
+            return scram.MECHANISM_PLUS, scram.ClientExchange(nonce=nonce, end_point=end_point)
+        if scram.MECHANISM.encode() not in offered:
+            raise CannotAnswer("server offers no SASL mechanism that is served")
+        return scram.MECHANISM, scram.ClientExchange(nonce=nonce, could_bind=bool(end_point))
 
     async def _keys(self, salt: bytes, iterations: int) -> scram.Keys:
         plain = self._secret.plain
