@@ -185,11 +185,11 @@ def _print_status(found: dict[str, Any]) -> None:
         print(f"{found['unreported_exits']} exits are not yet known to the ledger")
     for change in found["waiting_for_restart"]:
         print(change)
-    for line in _set_by_console(found["processes"]):
+    for line in set_by_console(found["processes"]):
         print(line)
 
 
-def _set_by_console(processes: list[dict[str, Any]]) -> list[str]:
+def set_by_console(processes: list[dict[str, Any]]) -> list[str]:
     """What is not as the config has it, each once with the processes in which it is so."""
     where: dict[tuple[str, str], list[str]] = {}
     for row in processes:

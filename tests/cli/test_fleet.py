@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from pooler.cli.fleet import set_by_console
 from tests.cli.conftest import Pooler
 from tests.supervisor.conftest import SmallFleet
 
@@ -75,3 +76,10 @@ def test_a_config_that_is_wrong_starts_nothing(small_fleet: SmallFleet, pooler: 
     assert done.code == 2
     assert "databases.d.policy" in done.err
     assert not (small_fleet.folder / "run").exists()
+
+
+def test_what_was_set_on_a_console_is_shown_once_with_the_workers_that_have_it() -> None:
+    workers = [{"name": f"worker {index}", "figures": {"set": {"max_client_conn": "3"}}} for index in (0, 1)]
+    others = [{"name": "coordinator", "figures": {}}, {"name": "worker 2", "figures": {"set": {}}}]
+    assert set_by_console([*others, *workers]) == [
+        "pool.max_client_conn is 3 by SET on worker 0, worker 1, until the next reload"]
