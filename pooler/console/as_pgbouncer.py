@@ -5,6 +5,7 @@ Source: consoles of PgBouncer 1.18 and 1.25, asked.
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
 from typing import Final
 
@@ -12,7 +13,7 @@ from pooler.console.commands import NOT_SERVED, Act, Command, Unknown, parse_com
 from pooler.console.desk import Refused
 from pooler.console.manner import Manner
 from pooler.console.tables import COLUMNS, Rows, columns_for
-from pooler.errors import PoolerError
+from pooler.errors import LoginRefused, PoolerError
 from pooler.wire.messages import Column
 
 PGBOUNCER: Final = "1.25.2"  # the version whose answers these are
@@ -79,6 +80,24 @@ def reworded(command: Command, error: PoolerError) -> PoolerError:
         client = dict(command.arguments).get("client", "")
         return _refused("client not found" if client.isdecimal() else "invalid client pointer supplied")
     return _refused(str(error))
+
+
+_LOGINS: Final = (  # ours, and PgBouncer's text for it
+    (re.compile(r'database "(.+)" does not exist'), r"no such database: \1"),
+    (re.compile(r'role ".*" does not exist'), '"trust" authentication failed'),
+    (re.compile(r'user ".*" may not use the admin console'), "not allowed"),
+    (re.compile(r"the (pooler is shutting down)"), r"\1"),
+    (re.compile(r'(no such database: .*|database ".*" is disabled|no more connections allowed.*)'), r"\1"),
+)
+
+
+def reworded_login(error: PoolerError) -> PoolerError:
+    """What a client is told that is not let in: PgBouncer's text and code where it has one, else ours."""
+    for ours, theirs in _LOGINS:
+        found = ours.fullmatch(str(error))
+        if found is not None:
+            return LoginRefused(found.expand(theirs), PROTOCOL_VIOLATION)
+    return error
 
 
 def _invalid(text: str) -> str:

@@ -43,6 +43,7 @@ class Setup:
         self._http, self._worker_http, self._agent = free_ports((1, self._workers, self._workers))
         self.notes: list[str] = []
         self.missing: list[str] = []
+        self._first: Bouncer | None = None  # the settings that no reload changes keep its values
 
     def write(self) -> tuple[Path, Bouncer]:
         """Read the ini and write the config; (pooler.yaml, the ini).
@@ -51,6 +52,7 @@ class Setup:
         """
         bouncer = read_ini(self.launch.ini, self.launch.base)
         self.missing = []
+        self._first = self._first or bouncer
         carried = carry(bouncer, self._circumstances(bouncer))
         if carried.grave:
             raise IniRefused([str(note) for note in carried.grave])
@@ -67,7 +69,7 @@ class Setup:
             "http": {"listen": f"127.0.0.1:{self._http}", "worker_ports": self._worker_http,
                      "agent_ports": self._agent},
             "log": {"format": "console", **({"level": "debug"} if self.launch.verbose else {})},
-            "admin": {"show_config": show_config(bouncer, self.launch.ini)},
+            "admin": {"show_config": show_config(bouncer, self._first or bouncer, self.launch.ini)},
         }
         if endpoints := os.environ.get("POOLER_ETCD"):
             plain = [each.strip().removeprefix("http://").rstrip("/") for each in endpoints.split(",")]
@@ -81,10 +83,12 @@ class Setup:
                              more=more)
 
 
-def show_config(bouncer: Bouncer, ini: str) -> list[list[str | None]]:
-    """SHOW CONFIG as PgBouncer has it: key, value, default, changeable."""
+def show_config(bouncer: Bouncer, first: Bouncer, ini: str) -> list[list[str | None]]:
+    """SHOW CONFIG as PgBouncer has it: key, value, default, changeable. What a reload does not take has its
+    value of `first`."""
     rows: list[list[str | None]] = []
-    for name, setting in sorted(bouncer.settings.items()):
+    for name, fresh in sorted(bouncer.settings.items()):
+        setting = fresh if fresh.known.reloadable else first.settings[name]
         text = ini if name == "conffile" else setting.text
         if setting.known.kind == "whole" and name != "unix_socket_mode":
             text = str(setting.value)

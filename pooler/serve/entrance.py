@@ -7,6 +7,7 @@ on nothing a pool does disconnects a client.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -15,6 +16,7 @@ import structlog
 import trio
 
 from coordinator.session_table import encode_who
+from pooler.console.as_pgbouncer import reworded_login
 from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients
 from pooler.net.client_count import ClientCount
 from pooler.net.handshake import HandshakeFailed
@@ -81,7 +83,8 @@ class Entrance:
         except PoolerError as error:
             self.refusals += 1
             log.info(Event.CLIENT_REFUSED, address=peer.host, reason=str(error))
-            await refuse(raw, error)
+            as_pgbouncer = self._registry.settings.admin.as_pgbouncer
+            await refuse(raw, reworded_login(error) if as_pgbouncer else error)
 
     async def _admit_or_refuse(
         self, service: str | None, door: Door, raw: RawSocket, peer: PeerAddress
@@ -110,11 +113,17 @@ class Entrance:
             raw.close()
 
     async def _serve_console(self, raw: RawSocket, asked: LoggedIn) -> None:
+        """An administrator is counted as a client, and never refused as one."""
+        settings = self._registry.settings
+        is_admin = asked.is_owner or asked.user in settings.admin.users
+        if not self._count.enter(sys.maxsize if is_admin else settings.pool.max_client_conn):
+            raise _too_many(settings.pool.max_client_conn)
         self.consoles += 1
         try:
             await self._console(raw, asked)
         finally:
             self.consoles -= 1
+            self._count.leave()
             raw.close()
 
     async def _seat(self, service: str | None, raw: RawSocket, asked: LoggedIn, deadline: float) -> None:
@@ -129,8 +138,7 @@ class Entrance:
         if registry.stopping or registry.leaving:
             raise NotServing("the pooler is shutting down")
         if not self._count.enter(registry.settings.pool.max_client_conn):
-            raise TooManyClients(
-                f"no more connections allowed (max_client_conn = {registry.settings.pool.max_client_conn})")
+            raise _too_many(registry.settings.pool.max_client_conn)
         entered = False
         try:
             pool = registry.pool(name, asked.user, service, asked.secret)
@@ -171,3 +179,7 @@ class Entrance:
                 for name, value in given.items() if name.lower() not in ignored})
         except ValueError as fault:
             raise LoginRefused(f"unsupported startup parameter: {fault}", "08P01") from None
+
+
+def _too_many(limit: int) -> TooManyClients:
+    return TooManyClients(f"no more connections allowed (max_client_conn = {limit})")
