@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -48,12 +49,14 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
-    server = create_server(temporary_directory("tls") / "s", TLS_VERSION, hba=HBA)
+    base = temporary_directory("tls")
+    server = create_server(base / "s", TLS_VERSION, hba=HBA)
     for name in ("clear_only", "tls_only", "bycert", "either"):
         server.execute(f"CREATE ROLE {name} LOGIN")
     give_tls(server, host(), authority())
     yield Place(server)
     server.stop()
+    shutil.rmtree(base)
 
 
 async def opened(target: Target) -> Dialled:
