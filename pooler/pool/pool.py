@@ -66,6 +66,11 @@ class Parts:
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each
 
 
+def _every_text(text: bytes) -> object:
+    """Each text is looked at closely."""
+    return text
+
+
 class Pool:
     """The sessions and clients of one (database, user) in this worker."""
 
@@ -73,7 +78,7 @@ class Pool:
         self.parts, self.plan = parts, plan
         self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
         self.statements = parts.statements
-        self.look, self.hits = parts.look.residue, parts.look.hits
+        self.look = parts.look.residue
         self.look_at_piece = parts.look.residue_of_piece
         self.custom_names = parts.look.custom
         self.function_residue = int(Residue.SUSPECT)
@@ -106,6 +111,8 @@ class Pool:
         self.statements_max = settings.max_prepared_statements
         self.passes_names = self.holds_session or self.statements_max == 0
         self.state_rule = settings.session_state
+        self.refuses = self.state_rule == "reject" and not self.holds_session
+        self.hits: Callable[[bytes], object] = _every_text if self.refuses else self.parts.look.hits
         self.cleans = self.state_rule not in ("allow", "warn") or settings.server_reset_query_always
 
     # ---- asking and giving
@@ -283,7 +290,7 @@ class Pool:
         self.wake()
 
     def reconnect(self) -> None:
-        """Every session of now is closed as it falls idle; a server that refused us is asked again at once."""
+        """Every session of now is closed as it falls idle; who refused us is asked again at once."""
         self.core.generation += 1
         self.growth.forget()
         self._drop_unusable()

@@ -10,7 +10,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
-from pooler.relay.settling import copying, errored, skipped, tagged
+from pooler.relay.settling import copying, errored, reworded, skipped, tagged
 
 if TYPE_CHECKING:
     from pooler.relay.served import Served
@@ -129,6 +129,8 @@ def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bo
         return bool(owed) and type(owed.popleft()) is o.Closed
     if kind == ERROR:
         errored(server, data[at:end])
+        if server.refused:
+            return reworded(server, data[at:end])
     elif kind == STATUS:
         server.reported(data[at + 5 : end])
     elif kind == SUSPENDED or kind == EMPTY:

@@ -20,6 +20,7 @@ from pooler.wire.prepared import (
     parse_name_body,
     rewrite_bind,
 )
+from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
@@ -40,20 +41,34 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
         pool.binds += 1
     elif kind == PARSE:
         pool.client_parses += 1
+    replaced = None
+    if pool.refuses and kind == PARSE:
+        replaced = _refuse(server, message)
+        message = replaced or message
     if pool.passes_names:
         pool.server_parses += kind == PARSE
         server.owed.append(_AS_IS[kind] if kind != PARSE else o.Parsed(_NOBODY, b"", True))
         server.commits = True  # whether it does is not looked into here
-        return None
+        return replaced
     if kind == BIND:
         return _bind(client, server, message)
     if kind == PARSE:
-        return _parse(client, server, message)
+        return _parse(client, server, message) or replaced
     return _describe(client, server, message) if kind == DESCRIBE else _close(client, server, message)
 
 
 _AS_IS = {BIND: o.BIND, DESCRIBE: o.DESCRIBE, CLOSE: o.CLOSE}
 _NOBODY = Statement(b"", b"")
+
+
+def _refuse(server: ServerConn, message: bytes) -> bytes | None:
+    """The Parse to send instead of one that `session_state: reject` does not serve."""
+    name, body = parse_name_body(message, 5)
+    found = refused_kinds(body.partition(b"\0")[0], server.pool.parts.look)
+    if not found:
+        return None
+    server.refused.append(found)
+    return parse_message(Statement(name, UNSERVABLE + b"\0\0\0"))
 
 
 def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:

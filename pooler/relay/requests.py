@@ -9,8 +9,10 @@ from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
 from pooler.relay.extended import extended_message
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
+from pooler.wire.messages import query
 from pooler.wire.prepared import COMMITS
 from pooler.wire.session_state import LONGEST_WORD_BYTES
+from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
@@ -53,6 +55,9 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         end = at + 1 + length
         if kind == QUERY:
             text = data[at + 5 : end]
+            if client.pool.refuses and end <= size and _is_refused(client, server, text):
+                pieces = [*(pieces or ()), data[start:at], query(UNSERVABLE)]
+                start = end
             server.residue |= client.pool.look(text) if end <= size else _look_first(client, text)
             if owed and COMMITS.search(client.last_sent):
                 server.commits = True
@@ -109,10 +114,19 @@ def _is_query(data: bytes, size: int) -> bool:
 def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
     """One simple query, whole, with nothing before it unanswered."""
     if client.pool.hits(data.lower()):
+        if client.pool.refuses and _is_refused(client, server, data[5:]):
+            data = query(UNSERVABLE)
         server.residue |= client.pool.look(data[5:])
     _query_sent(client, server, data)
     server.unsynced = False
     server.write(data)
+
+
+def _is_refused(client: ClientConn, server: ServerConn, text: bytes) -> bool:
+    found = refused_kinds(text, client.pool.parts.look)
+    if found:
+        server.refused.append(found)
+    return bool(found)
 
 
 def _query_sent(client: ClientConn, server: ServerConn, text: bytes) -> None:

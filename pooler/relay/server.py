@@ -43,8 +43,8 @@ class ServerConn:
         "cut", "doubtful", "epoch", "expires_at", "fatal", "fd", "fresh", "generation", "held",
         "idle_since", "last_used", "leaver", "opened", "out", "owed", "own", "own_answered", "own_at",
         "own_done", "own_error", "own_rows", "parameters", "permit", "pid", "pool", "query_at", "reactor",
-        "recv", "residue", "retire", "row", "secret_key", "send", "skip", "skipping", "sock", "started_at",
-        "statements", "status", "syncs_ignored", "unsynced",
+        "recv", "refused", "residue", "retire", "row", "secret_key", "send", "skip", "skipping", "sock",
+        "started_at", "statements", "status", "syncs_ignored", "unsynced",
     )
 
     def __init__(self, reactor: Reactor, pool: Pool, opened: OpenSession, parameters: ParameterSet) -> None:
@@ -77,6 +77,7 @@ class ServerConn:
         self.own_rows: list[list[bytes | None]] | None = None  # kept if a list
         self.leaver: Any = None  # a client that waits for what is set on this session
         self.residue = 0
+        self.refused: list[tuple[str, ...]] = []  # what was not sent, by `session_state: reject`
         self.cancels = 0
         self.retire = ""
         self.closing = self._paused = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pooler.relay import owed as o
 from pooler.wire.prepared import UNSURE
 from pooler.wire.session_state import FORGETTING_TAGS, Residue, is_local_set, residue_of_tag
+from pooler.wire.state_refusal import words_for
 
 if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
@@ -26,6 +27,17 @@ def errored(server: ServerConn, message: bytes) -> None:
     server.doubtful = server.doubtful or server.syncs_ignored > 0
     server.pool.errors += 1
     server.note_fatal(message)
+
+
+def reworded(server: ServerConn, message: bytes) -> bool:
+    """An ErrorResponse while a text of ours was sent for one that is refused. True: the client hears ours."""
+    words = words_for(message, server.refused[0])
+    if words is None:
+        server.refused.clear()
+        return False
+    del server.refused[0]
+    server.owed.appendleft(o.Told(words, b""))
+    return True
 
 
 def skipped(server: ServerConn, failed: list[o.Entry]) -> None:

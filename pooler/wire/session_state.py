@@ -227,14 +227,14 @@ def _code(query: bytes) -> bytes | None:
     It cannot where a plain literal holds a backslash (its meaning hangs on standard_conforming_strings) and
     where a function runs its literals.
     """
-    text = _without_literals(query)
+    text = without_literals(query)
     if text is None:
         return None
     code = text.lower()
     return None if _RUNS_STRINGS.search(code) is not None else code
 
 
-def _without_literals(query: bytes) -> bytes | None:
+def without_literals(query: bytes) -> bytes | None:
     kept: list[bytes] = []
     at = 0
     while (opening := _OPENING.search(query, at)) is not None:
@@ -312,7 +312,7 @@ _FORGETTING = re.compile(
 
 def forgotten_names(query: bytes) -> Forgotten:
     """What DISCARD ALL and DEALLOCATE in this text are about. Ask only where FORGETS was found."""
-    text = _without_literals(query) or query
+    text = without_literals(query) or query
     everything, names = False, []
     for found in _FORGETTING.finditer(text):
         if found["all"]:

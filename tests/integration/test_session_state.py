@@ -186,3 +186,51 @@ def test_state_is_undone_or_pinned_and_a_pin_ends_with_its_cause(fleet: RunningF
                 pass  # both sessions are there for anybody again
 
 
+
+
+REFUSED = {
+    "listen": "listen ch", "temporary table": "create temp table t (a int)",
+    "into temporary": "select 1 as a into temp t", "held cursor": "declare c cursor with hold for select 1",
+    "prepared": "prepare p as select 1", "advisory lock": "select pg_advisory_lock(5)",
+    "behind a comment": "/* */ listen ch", "not the first": "select 1; prepare p as select 1",
+}
+TAKEN = [
+    "select 'listen', 'prepare p', 'create temp table'", "select pg_advisory_xact_lock(1)",
+    "-- listen\nselect 1", "begin; declare c cursor for select 1; commit", "set work_mem = '9MB'",
+    "unlisten *", "notify ch",
+]
+
+
+@pytest.fixture(scope="module")
+def refusing(make_shared_fleet: MakeFleet, postgres: Database, etcd: Etcd) -> RunningFleet:
+    return make_shared_fleet(postgres, etcd, workers=1, permits=2, admin_reserve=1, more={
+        "pool": {"default_pool_size": 1, "session_state": "reject"}})
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("protocol", ["simple", "extended"])
+def test_what_cannot_be_kept_is_refused_and_the_transaction_fails_by_it(
+    refusing: RunningFleet, kind: str, protocol: str
+) -> None:
+    if protocol == "extended" and ";" in REFUSED[kind]:
+        return  # several statements need the simple protocol
+    with clients(refusing, 1) as (one,):
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.FeatureNotSupported, match="session_state") as told:
+                one.execute(REFUSED[kind], prepare=None if protocol == "simple" else True)
+            assert told.value.diag.message_hint is not None
+            assert value(one, "select 1") == 1
+        one.execute("begin")
+        with pytest.raises(psycopg.errors.FeatureNotSupported):
+            one.execute(REFUSED[kind])
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            one.execute("select 1")
+        one.execute("rollback")
+
+
+def test_what_only_looks_like_it_is_served(refusing: RunningFleet) -> None:
+    with clients(refusing, 1) as (one,):
+        for sql in TAKEN:
+            one.execute(sql)
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="ASSERTION"):
+            one.execute("create assertion a check (true)")
