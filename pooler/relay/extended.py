@@ -53,7 +53,8 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     if kind == BIND:
         return _bind(client, server, message)
     if kind == PARSE:
-        return _parse(client, server, message) or replaced
+        parse = _parse(client, server, message)
+        return replaced if parse is None else parse
     return _describe(client, server, message) if kind == DESCRIBE else _close(client, server, message)
 
 

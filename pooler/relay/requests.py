@@ -54,14 +54,9 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         length = _length_at(data, at + 1)[0]
         end = at + 1 + length
         if kind == QUERY:
-            text = data[at + 5 : end]
-            if client.pool.refuses and end <= size and _is_refused(client, server, text):
+            if _enter_query(client, server, data[at + 5 : end], whole=end <= size):
                 pieces = [*(pieces or ()), data[start:at], query(UNSERVABLE)]
                 start = end
-            server.residue |= client.pool.look(text) if end <= size else _look_first(client, text)
-            if owed and COMMITS.search(client.last_sent):
-                server.commits = True
-            _query_sent(client, server, text)
             unsynced = False
         elif kind == SYNC:
             if length != 4:
@@ -120,6 +115,16 @@ def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
     _query_sent(client, server, data)
     server.unsynced = False
     server.write(data)
+
+
+def _enter_query(client: ClientConn, server: ServerConn, text: bytes, *, whole: bool) -> bool:
+    """A simple query among others. True: it is refused, and another is to be sent for it."""
+    refused = whole and client.pool.refuses and _is_refused(client, server, text)
+    server.residue |= client.pool.look(text) if whole else _look_first(client, text)
+    if server.owed and COMMITS.search(client.last_sent):
+        server.commits = True
+    _query_sent(client, server, text)
+    return refused
 
 
 def _is_refused(client: ClientConn, server: ServerConn, text: bytes) -> bool:
