@@ -11,6 +11,7 @@ import difflib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from pooler.errors import UsageFault
-from pooler.settings_checks import faults_across
 from pooler.net.tls_context import certificate_warnings
+from pooler.settings_checks import faults_across
 from pooler.settings_host import host_name, machine_id
 from pooler.settings_inert import inert_settings
 from pooler.settings_models import Settings
-
 from pooler.settings_tls import ServerTlsSettings
+
 CONFIG_PLACES = (Path("pooler.yaml"), Path("/etc/pooler/pooler.yaml"))
 _NUMBER_LIMITS = {
     "greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
@@ -107,10 +108,10 @@ def warnings_of(settings: Settings) -> list[str]:
         found.append(f"http.listen is {settings.http.listen} without http.token: anybody there can read it")
     if settings.auth.type == "trust":
         found.append("auth.type is trust: any client may log in as any user")
-    return found + inert_settings(settings)
     now = datetime.now(UTC)
     found += [f"client_tls.{line}" for line in certificate_warnings(settings.client_tls, now)]
     found += [f"server_tls.{line}" for line in certificate_warnings(settings.server_tls, now)]
+    return found + inert_settings(settings)
 
 
 def coordinator_spec(settings: Settings) -> dict[str, Any]:
@@ -156,12 +157,11 @@ def _database_spec(settings: Settings, name: str) -> dict[str, Any]:
         "monitor": None if monitor is None else {
             "user": monitor.user,
             "password": monitor.password.get_secret_value() if monitor.password is not None else None,
-        },
             "tls": _libpq_tls(settings.server_tls),
+        },
     }
 
 
-def _text(path: Path | None) -> str | None:
 def _libpq_tls(settings: ServerTlsSettings) -> dict[str, str]:
     """The same for sessions that libpq opens, in its words. Files are those of the config: it reads them
     itself. Where no certificate is looked at it gets no CA, with which `require` would mean more."""
@@ -172,6 +172,7 @@ def _libpq_tls(settings: ServerTlsSettings) -> dict[str, str]:
     return {"sslmode": settings.sslmode, **given}
 
 
+def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 

@@ -281,14 +281,14 @@ class Settings(Strict):
     failover: FailoverSettings = FailoverSettings.model_validate({})
     auth: AuthSettings = AuthSettings.model_validate({})
     pool: PoolSettings = PoolSettings.model_validate({})
+    client_tls: ClientTlsSettings = Field(default_factory=ClientTlsSettings)
+    server_tls: ServerTlsSettings = Field(default_factory=ServerTlsSettings)
     tenants: Annotated[tuple[TenantSettings, ...], BeforeValidator(as_tuple)] = ()
     admin: AdminSettings = AdminSettings.model_validate({})
     http: HttpSettings = Field(default_factory=HttpSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 
     @property
-    client_tls: ClientTlsSettings = Field(default_factory=ClientTlsSettings)
-    server_tls: ServerTlsSettings = Field(default_factory=ServerTlsSettings)
     def coordinator_socket(self) -> Path:
         return self.fleet.run_dir / "coordinator.sock"
 
@@ -339,9 +339,9 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, SecretStr):
         return value.get_secret_value()
+    if isinstance(value, PemFile):
+        return plain_pem(value)
     if isinstance(value, PolicyFile):
         return {"path": str(value.path), "text": value.text, "database": value.database}
     return str(value) if isinstance(value, Path | Address) else value
 
-    if isinstance(value, PemFile):
-        return plain_pem(value)

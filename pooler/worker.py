@@ -234,6 +234,10 @@ class Worker:
                 pool.reconnect()
         return problems
 
+    def _take_settings(self, settings: Settings) -> None:
+        self.settings = self.registry.settings = settings
+        self.registry.apply_settings()
+        self.authority.take(settings)
         for acceptor in self.acceptors:
             acceptor.keepalive = _of_clients(settings)
 
