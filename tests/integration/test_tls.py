@@ -174,7 +174,7 @@ def serial(fleet: RunningFleet, place: Place) -> str:
 
 def test_a_new_certificate_is_for_new_clients_and_a_broken_one_for_nobody(place: Place) -> None:
     """R27."""
-    fleet = place.start(workers=2)
+    fleet = place.start(workers=2, pool={"pool_mode": "session"})
     first = serial(fleet, place)
     with connect(fleet, place) as old:
         old.execute("SELECT 1")
@@ -198,7 +198,7 @@ def test_a_new_certificate_is_for_new_clients_and_a_broken_one_for_nobody(place:
 
 
 def test_another_mode_towards_servers_replaces_sessions_and_the_same_does_not(place: Place) -> None:
-    fleet = place.start()
+    fleet = place.start(permits=1)
     with connect(fleet, place) as client:
         before = client.execute("SELECT pg_backend_pid()").fetchone()
         _reload(fleet)
