@@ -47,7 +47,8 @@ async def log_in(
     theirs.tls, mine.tls = server, ours
     asked = StartupAsked("ann", "db", 0, {}, {}, Replication.NONE, (), False)
     gate = Gate(theirs, GateRules(kind, find, b"mock"), asked, PeerAddress("unix", 0), b"")
-    reader, proven, failure = FrameReader(), None, None
+    reader, proven = FrameReader(), None
+    failure: Exception | None = None
 
     async def next_frame(sock: RawSocket) -> Frame:
         while (frame := reader.next()) is None:
