@@ -100,8 +100,12 @@ def _pool_gauges(pools: Iterable[PoolStatistics]) -> Iterator[Metric]:
     )
     size = GaugeMetricFamily("pooler_pool_size_sessions", "Sessions the pool may have.", labels=_POOL)
     paused = GaugeMetricFamily("pooler_pool_paused", "1 while the pool is paused.", labels=_POOL)
+    pinned = GaugeMetricFamily(
+        "pooler_pool_clients_pinned", "Clients that keep a session for its state.", labels=_POOL
+    )
     for pool in pools:
         names = (pool.database, pool.user)
+        pinned.add_metric(names, pool.clients_pinned)
         for state in _CLIENT_STATES:
             clients.add_metric((*names, state), getattr(pool, f"clients_{state}"))
         for state in _SESSION_STATES:
@@ -109,7 +113,7 @@ def _pool_gauges(pools: Iterable[PoolStatistics]) -> Iterator[Metric]:
         longest.add_metric(names, pool.longest_wait_us / 1e6)
         size.add_metric(names, pool.size_max)
         paused.add_metric(names, int(pool.paused))
-    yield from (clients, sessions, longest, size, paused)
+    yield from (clients, pinned, sessions, longest, size, paused)
 
 
 _POOL_COUNTERS: tuple[tuple[str, str, Callable[[PoolStatistics], float]], ...] = (

@@ -53,6 +53,7 @@ class PoolStatistics:
     clients_active: int = 0
     clients_waiting: int = 0
     clients_idle: int = 0
+    clients_pinned: int = 0
     cancels_active: int = 0
     cancels_waiting: int = 0
     sessions_active: int = 0

@@ -238,7 +238,8 @@ def pool_statistics(pool: Pool) -> s.PoolStatistics:
         sessions_closing=count.closing, longest_wait_us=int(oldest * 1e6), size_max=pool.plan.size_max,
         paused=pool.core.paused, totals=pool_totals(pool), errors=pool.errors,
         sessions_opened=pool.sessions_opened, sessions_closed=pool.sessions_closed,
-        sessions_lost=pool.sessions_lost, waits=pool.waits.value(),
+        sessions_lost=pool.sessions_lost, clients_pinned=len(pool.pinned), residues=dict(pool.states_left),
+        waits=pool.waits.value(),
         transaction_times=pool.transaction_times.value())
 
 
