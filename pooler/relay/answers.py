@@ -10,7 +10,8 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
-from pooler.relay.settling import copying, errored, reworded, skipped, tagged
+from pooler.relay.settling import copying, errored, renamed, reworded, skipped, tagged
+from pooler.wire.prepared import SERVER_NAME_PREFIX
 
 if TYPE_CHECKING:
     from pooler.relay.served import Served
@@ -28,6 +29,7 @@ COMMON_TAGS = frozenset((b"SEL", b"INS", b"UPD", b"DEL", b"BEG", b"COM", b"ROL",
 PASSING = frozenset(b"DdtENAV")  # may pass in pieces: their beginning says all we need
 PLAIN_BYTES_MAX = 4_096  # what is longer is not looked at twice
 ERROR_HEAD_BYTES = 128  # of an ErrorResponse: enough for its severity
+ERROR_WHOLE_BYTES = 2_048  # one that is no longer than this may name a statement, and is taken whole
 
 
 def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
@@ -59,7 +61,8 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         if kind == DATA_ROW or kind == COPY_DATA:
             at = end
             continue
-        if end > size and (kind not in PASSING or (kind == ERROR and size - at < ERROR_HEAD_BYTES)):
+        if end > size and (kind not in PASSING or (
+                kind == ERROR and (end - at <= ERROR_WHOLE_BYTES or size - at < ERROR_HEAD_BYTES))):
             break
         if kind == COMPLETE:
             if data[at + 5 : at + 8] not in COMMON_TAGS:
@@ -83,6 +86,10 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         elif _is_own(server, kind, data, at, end):
             pieces = _take(pieces, data, start, at)
             start = end
+        elif kind == ERROR and end <= size and SERVER_NAME_PREFIX in data[at:end]:
+            pieces = _take(pieces, data, start, at)
+            pieces.append(renamed(server, data[at:end]))
+            start = end
         at = end
         if owed and type(owed[0]) is o.Told:
             pieces = _take(pieces, data, start, at)
@@ -100,6 +107,8 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         client.deliver(data)
     if ready and not owed and not server.unsynced and not server.held and not server.skip:
         server.ready(client)
+    if client.forgets is not None and not owed and not server.held and not server.skip:
+        client.go_on()
 
 
 def _plain_status(data: bytes, size: int) -> int:

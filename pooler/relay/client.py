@@ -16,7 +16,7 @@ from pooler.relay.keeping import unpin
 from pooler.relay.leaving import end_transaction
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
 from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_owed, refuse_unsent
-from pooler.relay.requests import pass_requests
+from pooler.relay.requests import HELD_BACK, pass_requests
 from pooler.wire.messages import Fault, error_response
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import COMMITS, ClientStatements
@@ -37,9 +37,9 @@ class ClientConn:
 
     __slots__ = (
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
-        "dropping", "fd", "fitting", "holds", "last_sent", "missing", "out", "parameters", "pool", "proven",
-        "reactor", "recv", "requested_at", "send", "server", "skip", "skip_to_sync", "sock", "started",
-        "statements", "tail", "ticket", "unsent", "warned", "who",
+        "dropping", "fd", "fitting", "forgets", "holds", "last_sent", "missing", "out", "parameters", "pool",
+        "proven", "reactor", "recv", "requested_at", "send", "server", "skip", "skip_to_sync", "sock",
+        "started", "statements", "tail", "ticket", "unsent", "warned", "who",
     )
 
     def __init__(
@@ -61,6 +61,7 @@ class ClientConn:
         self.buffer = b""
         self.chunks: list[bytes] | None = None  # of a message that is taken whole
         self.missing = 0
+        self.forgets: bytes | None = None  # prepared names, by what runs now: nothing is sent behind it
         self.skip = 0
         self.dropping = False  # something refused is still coming in
         self.skip_to_sync = False
@@ -286,10 +287,13 @@ class ClientConn:
             self.statements = ClientStatements(self.pool.statements)
         return self.statements
 
-    def forget_statements(self) -> None:
-        """DEALLOCATE ALL or DISCARD ALL by the client."""
-        if self.statements is not None:
-            self.statements.clear()
+    def go_on(self) -> None:
+        """What was held back may be served: the answer is there, or will never be."""
+        if self.missing > HELD_BACK // 2:
+            self.forgets = None
+            data, self.chunks, self.missing = b"".join(self.chunks or ()), None, 0
+            self.pause(False)
+            self._resume(data)
 
     def did_not_happen(self, entry: o.Entry) -> None:
         """The server skipped it after an error: a name that it would have made or closed stays as it was."""
@@ -350,6 +354,7 @@ class ClientConn:
             self.break_off(error.sqlstate, str(error))
         else:
             refuse_owed(self, error, server)
+            self.go_on()
 
     def cancel_wait(self) -> None:
         """A CancelRequest for a client that waits for a session ends the wait."""
@@ -381,7 +386,8 @@ class ClientConn:
         self.closing = True
         self.reactor.remove(self.fd)
         self.sock.close()
-        self.forget_statements()
+        if self.statements is not None:
+            self.statements.clear()
         self.pool.client_closed(self)
 
     def fault(self) -> None:

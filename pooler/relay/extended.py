@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
 from pooler.wire.prepared import (
+    ALL,
+    MAY_FORGET,
     Statement,
     bind_names,
     close_statement,
     describe_statement,
     describe_target,
+    forgotten_name,
     parse_message,
     parse_name_body,
+    prepare_stand_in,
     rewrite_bind,
+    stand_in_text,
 )
 from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
@@ -74,13 +79,21 @@ def _refuse(server: ServerConn, message: bytes) -> bytes | None:
 
 def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     name, body = parse_name_body(message, 5)
-    statement = client.prepared().add(name, body)
+    prepared = client.prepared()
+    replaced = None
+    if MAY_FORGET(body) is not None:
+        text, _, types = body.partition(b"\0")
+        forgotten = forgotten_name(text)
+        if forgotten is not None and forgotten != ALL and prepared.get(forgotten) is not None:
+            body = stand_in_text(forgotten) + b"\0" + types
+            replaced = parse_message(Statement(name, body))
+    statement = prepared.add(name, body, client.parameters.get(b"search_path"))
     if not name:
         assert statement is not None
         server.statements.unnamed = statement
         server.pool.server_parses += 1
         server.owed.append(o.Parsed(statement, name, True, named=False))
-        return None
+        return replaced
     if statement is None:  # the name is taken: let the server refuse a second Parse of it
         statement = client.prepared().get(name)
         assert statement is not None
@@ -101,16 +114,28 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
     _, name, _ = bind_names(message, 5)
     statement = client.statements.get(name) if client.statements is not None else None
     before = _ready_for(server, name, statement)
-    server.owed.append(o.BIND)
+    client.forgets = None
     if statement is not None:
         server.residue |= statement.residue
         if statement.commits:
             server.commits = True
+        client.forgets = statement.forgets
+        if statement.forgets is not None and statement.forgets != ALL:
+            before += stand_in(server)
+    server.owed.append(o.BIND)
+    if statement is not None:
         if name:
             return before + rewrite_bind(message, statement.server_name)
     elif name.startswith(OWN_NAMES):
         return rewrite_bind(message, b"_" + name)  # nobody reaches another client's statement by its name
     return before + message if before else None
+
+
+def stand_in(server: ServerConn) -> bytes:
+    """What to send in front of a text of `stand_in_text`."""
+    server.owed.append(o.Closed(None))
+    server.owed.append(o.Parsed(_NOBODY, b"", False, named=False))
+    return prepare_stand_in()
 
 
 def _describe(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:

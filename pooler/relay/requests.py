@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
-from pooler.relay.extended import extended_message
+from pooler.relay.extended import extended_message, stand_in
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.wire.messages import query
-from pooler.wire.prepared import COMMITS
+from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, forgotten_name, stand_in_text
 from pooler.wire.session_state import LONGEST_WORD_BYTES
 from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
 
 WHOLE_BYTES_MAX = 16 << 20  # a Parse or Describe is taken whole; Query, Bind and COPY data pass in pieces
+FORGETTING_BYTES_MAX = 8_192  # a text that may forget statements is taken whole, if it is no longer
+HELD_BACK = 1 << 62  # as what is missing of a message: all that comes is kept
 BIND_HEAD_BYTES = 1024  # enough of a Bind for its names
 _length_at = Struct(">I").unpack_from
 
 QUERY, SYNC, PARSE, BIND, DESCRIBE, EXECUTE, CLOSE = 0x51, 0x53, 0x50, 0x42, 0x44, 0x45, 0x43
 FLUSH, TERMINATE, COPY_DATA, COPY_DONE, COPY_FAIL, FUNCTION = 0x48, 0x58, 0x64, 0x63, 0x66, 0x46
+FLUSH_MESSAGE = b"H\0\0\0\4"
 KINDS = frozenset(b"QSPBDECHXdcfF")
 
 
@@ -54,6 +57,15 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         length = _length_at(data, at + 1)[0]
         end = at + 1 + length
         if kind == QUERY:
+            if end > size and length <= FORGETTING_BYTES_MAX and client.statements:
+                break
+            if end <= size and _forgets(client, data[at + 5 : end]):
+                pieces = [*(pieces or ()), data[start:at], _forgetting_query(client, server, data[at:end])]
+                start = at = end
+                unsynced = False
+                hold_back(client, data[end:])
+                size = end
+                break
             if _enter_query(client, server, data[at + 5 : end], whole=end <= size):
                 pieces = [*(pieces or ()), data[start:at], query(UNSERVABLE)]
                 start = end
@@ -82,6 +94,12 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
                 break
             owed.append(o.EXECUTE)
             unsynced = True
+            if client.forgets is not None:
+                pieces = [*(pieces or ()), data[start:end], FLUSH_MESSAGE]
+                start = at = end
+                hold_back(client, data[end:])
+                size = end
+                break
         elif not _pass_rarer(client, server, kind):
             return
         if not 4 <= length <= MESSAGE_BYTES_MAX:
@@ -108,6 +126,12 @@ def _is_query(data: bytes, size: int) -> bool:
 
 def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
     """One simple query, whole, with nothing before it unanswered."""
+    if client.statements is not None and _forgets(client, data[5:]):
+        data = _forgetting_query(client, server, data)
+        hold_back(client, b"")
+        server.unsynced = False
+        server.write(data)
+        return
     if client.pool.hits(data.lower()):
         if client.pool.refuses and _is_refused(client, server, data[5:]):
             data = query(UNSERVABLE)
@@ -132,6 +156,27 @@ def _is_refused(client: ClientConn, server: ServerConn, text: bytes) -> bool:
     if found:
         server.refused.append(found)
     return bool(found)
+
+
+def _forgets(client: ClientConn, text: bytes) -> bool:
+    """Whether what the client's names mean hangs on how this text is answered."""
+    return (client.statements is not None and MAY_FORGET(text) is not None
+            and not client.pool.passes_names)
+
+
+def _forgetting_query(client: ClientConn, server: ServerConn, message: bytes) -> bytes:
+    """What to send for a query of which `_forgets` is true."""
+    assert client.statements is not None
+    text = message[5:]
+    name = client.forgets = forgotten_name(text) or ALL
+    before = b""
+    if name != ALL and client.statements.get(name) is not None:
+        before = stand_in(server)
+        message = query(stand_in_text(name))
+    if _enter_query(client, server, text, whole=True):
+        message = query(UNSERVABLE)
+    server.owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it
+    return before + message
 
 
 def _query_sent(client: ClientConn, server: ServerConn, text: bytes) -> None:
@@ -223,3 +268,9 @@ def _stop(client: ClientConn, data: bytes, at: int, size: int) -> int:
     client.chunks = [data[at:]]
     client.missing = needed - (size - at)
     return at
+
+
+def hold_back(client: ClientConn, rest: bytes) -> None:
+    """What names mean from here on hangs on the answer to what was sent: `go_on` follows it."""
+    client.chunks, client.missing = [rest] if rest else [], HELD_BACK
+    client.pause(True)

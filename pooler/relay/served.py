@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pooler.relay import owed as o
 from pooler.wire.parameters import ParameterSet
+from pooler.wire.prepared import ClientStatements
 
 if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
@@ -18,6 +19,8 @@ class Served(Protocol):
     skip: int  # bytes of a message that is being sent on in pieces
     holds: bool  # it keeps the session until it leaves, whatever ReadyForQuery says
     proven: bool  # a server has taken its parameters before
+    statements: ClientStatements | None  # what it has prepared
+    forgets: bytes | None  # prepared names that what was sent last forgets
     last_sent: bytes  # the last text of a query
     fitting: bool  # what it sends waits until a server has taken its parameters
 
@@ -45,5 +48,5 @@ class Served(Protocol):
     def did_not_happen(self, entry: o.Entry) -> None:
         """The server skipped it after an error."""
 
-    def forget_statements(self) -> None:
-        """DEALLOCATE ALL or DISCARD ALL."""
+    def go_on(self) -> None:
+        """What `forgets` is about was answered."""

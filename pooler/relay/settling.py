@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
-from pooler.wire.prepared import UNSURE
+from pooler.wire.prepared import ALL, OUTDATED_PLAN, OWN_NAME, UNSURE
 from pooler.wire.session_state import FORGETTING_TAGS, Residue, is_local_set, residue_of_tag
 from pooler.wire.state_refusal import words_for
 
 if TYPE_CHECKING:
+    from pooler.relay.served import Served
     from pooler.relay.server import ServerConn
 
 _LOOK = int(Residue.LOOK)
@@ -23,6 +25,9 @@ def errored(server: ServerConn, message: bytes) -> None:
         server.skipping = not owed
         server.unsynced = server.unsynced or not owed  # a query that seemed to end the group is skipped too
         server.statements.unnamed = UNSURE  # one may have been replaced, or not
+    statements = server.client.statements if server.client is not None else None
+    if statements is not None and OUTDATED_PLAN(message) is not None:
+        statements.outdate()
     server.copy_in = False
     server.doubtful = server.doubtful or server.syncs_ignored > 0
     server.pool.errors += 1
@@ -79,5 +84,26 @@ def tagged(server: ServerConn, tag: bytes) -> None:
         for entry in server.owed:  # sent behind it: these are still to be prepared
             if type(entry) is o.Parsed and entry.named and entry.statement.server_name:
                 server.statements.restore(entry.statement)
-        if server.client is not None:
-            server.client.forget_statements()
+    if tag in FORGETTING_TAGS or tag == b"DEALLOCATE":
+        _forget(server.client, tag)
+
+
+def _forget(client: Served | None, tag: bytes) -> None:
+    if client is None or client.statements is None:
+        return
+    if tag in FORGETTING_TAGS:
+        client.statements.clear()
+    elif client.forgets is not None and client.forgets != ALL:
+        client.statements.close(client.forgets)
+
+
+def renamed(server: ServerConn, message: bytes) -> bytes:
+    """An ErrorResponse with the client's names of statements, where the server speaks of the pooler's."""
+    statements = server.client.statements if server.client is not None else None
+
+    def own(found: re.Match[bytes]) -> bytes:
+        name = statements.name_of(found[1]) if statements is not None else None
+        return found[0] if name is None else b'"%b"' % name
+
+    body = OWN_NAME.sub(own, message[5:])
+    return b"E" + (len(body) + 4).to_bytes(4, "big") + body

@@ -16,7 +16,7 @@ from pooler.errors import BackendLost, PoolerError
 from pooler.relay import owed as o
 from pooler.wire.frames import FrameReader
 from pooler.wire.messages import SYNC, bind, execute, parse, query, read_data_row, read_fault
-from pooler.wire.prepared import Statement
+from pooler.wire.prepared import ClientStatements, Statement
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
@@ -33,6 +33,9 @@ class QueryFailed(PoolerError):
 
 class TaskClient:
     """One task's use of one session."""
+
+    forgets: bytes | None = None
+    statements: ClientStatements | None = None
 
     def __init__(self, pool: Pool) -> None:
         self.holds = True  # the session stays until the block ends, whatever ReadyForQuery says
@@ -165,5 +168,5 @@ class TaskClient:
     def did_not_happen(self, entry: o.Entry) -> None:
         """A task prepares nothing."""
 
-    def forget_statements(self) -> None:
+    def go_on(self) -> None:
         """A task prepares nothing."""

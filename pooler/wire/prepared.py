@@ -12,12 +12,30 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from struct import Struct
+from typing import Final
 
 from pooler.errors import PoolerError, ProtocolViolation
 from pooler.wire.session_state import residue_of_text
 
 SERVER_NAME_PREFIX = b"pooler_"
 COMMITS = re.compile(rb"\b(?:commit|end|prepare\s+transaction)\b", re.IGNORECASE)
+ALL = b"\0"
+"""As what a text forgets: every name. No name can be this."""
+MAY_FORGET: Final = re.compile(rb"deallocate|discard", re.IGNORECASE).search
+_BLANK = rb"(?:\s|--[^\n\r]*[\n\r]|/\*(?:(?!\*/|/\*).)*\*/)"
+_FORGETTING = re.compile(
+    rb"(?:;|" + _BLANK + rb")*(?:discard" + _BLANK + rb"+(?P<discard>all)"
+    rb"|deallocate(?:" + _BLANK + rb"+prepare)?" + _BLANK
+    + rb"""*(?:(?<=[\s/])(?P<all>all)|"(?P<quoted>(?:[^"\0]|"")+)["]"""
+    + rb"""|(?<=[\s/])(?P<plain>[a-z_\x80-\xff][\w$\x80-\xff]*)))"""
+    rb"(?:;|" + _BLANK + rb")*(?:--[^\n\r]*)?\0?",
+    re.IGNORECASE | re.DOTALL,
+)
+OWN_NAME: Final = re.compile(rb'"(pooler_\d+)"')
+OUTDATED_PLAN: Final = re.compile(rb"C0A000\0.*RRevalidateCachedQuery\0", re.DOTALL).search
+_NAME_BYTES_MAX = 63  # PostgreSQL cuts longer ones
+_STAND_IN = SERVER_NAME_PREFIX + b"stand_in"
+_STAND_IN_BODY = b"ROLLBACK\0\0\0"  # may be prepared in a failed transaction too
 _LENGTH = Struct(">I")
 
 
@@ -31,27 +49,29 @@ class Statement:
     """One text with its parameter types. `body` is what follows the name in Parse, `uses` the names for it.
 
     `residue` is what executing the text may leave behind on a session (see `session_state`), `commits`
-    whether it may end a transaction: both are found once here and not again at each Bind.
+    whether it may end a transaction, `forgets` what prepared names it forgets: they are found once here and
+    not again at each Bind. `path` is the search path that the text was prepared under, if that is known.
     """
 
-    __slots__ = ("body", "commits", "residue", "server_name", "uses")
+    __slots__ = ("body", "commits", "forgets", "path", "residue", "server_name", "uses")
 
-    def __init__(self, server_name: bytes, body: bytes, residue: int = 0) -> None:
+    def __init__(self, server_name: bytes, body: bytes, residue: int = 0, path: bytes | None = None) -> None:
         self.server_name = server_name
         self.body = body
         self.residue = residue
+        self.path = path
         self.commits = COMMITS.search(body) is not None
+        self.forgets = stood_in_for(body) or (
+            forgotten_name(body.partition(b"\0")[0]) if MAY_FORGET(body) is not None else None)
         self.uses = 0
 
     def __repr__(self) -> str:
         return f"<Statement {self.server_name.decode()} {self.uses} uses>"
 
 
-UNSURE = Statement(b"", b"")  # as a session's unnamed statement: it may have one, nobody knows which
-
-
 class Statements:
-    """Every statement that some client of this worker has a name for, by its body.
+    """Every statement that some client of this worker has a name for, by its body and its search path: what a
+    text's tables are, and so what its columns are, hangs on that.
 
     A statement without a name stays for `spare_max` others, because a server session may still have it: a
     client that comes back with the same text then finds it prepared. The text of all together stays below
@@ -65,7 +85,7 @@ class Statements:
         bytes_max: int = 256 * 1024 * 1024,
     ) -> None:
         self._look = look
-        self._by_body: dict[bytes, Statement] = {}
+        self._by_body: dict[tuple[bytes | None, bytes], Statement] = {}
         self._spare: dict[Statement, None] = {}
         self._spare_max = spare_max
         self._bytes = 0
@@ -80,11 +100,11 @@ class Statements:
         """Bytes of text kept, each text once."""
         return self._bytes
 
-    def intern(self, body: bytes) -> Statement:
+    def intern(self, body: bytes, path: bytes | None = None) -> Statement:
         """The statement of this body, with one use more. Raises TooManyStatements, ProtocolViolation."""
-        statement = self._by_body.get(body)
+        statement = self._by_body.get((path, body))
         if statement is None:
-            statement = self._make(body)
+            statement = self._make(body, path)
         elif statement.uses == 0:
             del self._spare[statement]
         statement.uses += 1
@@ -95,11 +115,21 @@ class Statements:
         assert statement.uses > 0
         statement.uses -= 1
         if statement.uses == 0:
+            if self._by_body.get((statement.path, statement.body)) is not statement:
+                self._bytes -= len(statement.body)
+                return
             self._spare[statement] = None
             if len(self._spare) > self._spare_max:
                 self._drop_oldest_spare()
 
-    def _make(self, body: bytes) -> Statement:
+    def outdate(self, statement: Statement) -> None:
+        """Sessions may have a plan of it that the server refuses: who prepares its text from now on gets
+        another one. Who has a name for it keeps it, as with the server. Precondition: it is in use."""
+        assert statement.uses > 0
+        if self._by_body.get((statement.path, statement.body)) is statement:
+            del self._by_body[statement.path, statement.body]
+
+    def _make(self, body: bytes, path: bytes | None) -> Statement:
         if 0 not in body:
             raise ProtocolViolation("invalid Parse message")
         while self._bytes + len(body) > self._bytes_max and self._spare:
@@ -107,16 +137,16 @@ class Statements:
         if self._bytes + len(body) > self._bytes_max:
             raise TooManyStatements("the pooler keeps too much text of prepared statements")
         statement = Statement(
-            SERVER_NAME_PREFIX + b"%d" % self._next, body, self._look(body.partition(b"\0")[0]))
+            SERVER_NAME_PREFIX + b"%d" % self._next, body, self._look(body.partition(b"\0")[0]), path)
         self._next += 1
         self._bytes += len(body)
-        self._by_body[body] = statement
+        self._by_body[path, body] = statement
         return statement
 
     def _drop_oldest_spare(self) -> None:
         oldest = next(iter(self._spare))
         del self._spare[oldest]
-        del self._by_body[oldest.body]
+        del self._by_body[oldest.path, oldest.body]
         self._bytes -= len(oldest.body)
 
 
@@ -133,8 +163,9 @@ class ClientStatements:
     def __len__(self) -> int:
         return len(self._names)
 
-    def add(self, name: bytes, body: bytes) -> Statement | None:
-        """Let a name mean a body; None if the name is taken (42P05; the unnamed one is replaced instead).
+    def add(self, name: bytes, body: bytes, path: bytes | None = None) -> Statement | None:
+        """Let a name mean a body under a search path; None if the name is taken (42P05; the unnamed one is
+        replaced instead).
 
         Raises TooManyStatements at the limit of names or text.
         """
@@ -143,11 +174,11 @@ class ClientStatements:
         if old is not None:
             if name:
                 return None
-            if old.body == body:
+            if old.body == body and old.path == path:
                 return old
         elif len(names) >= self._names_max:
             raise TooManyStatements(f"a client may have {self._names_max} prepared statements")
-        statement = self._statements.intern(body)
+        statement = self._statements.intern(body, path)
         names[name] = statement
         if old is not None:
             self._statements.release(old)
@@ -156,6 +187,15 @@ class ClientStatements:
     def get(self, name: bytes) -> Statement | None:
         """What the name means, None if nothing (26000)."""
         return self._names.get(name)
+
+    def name_of(self, server_name: bytes) -> bytes | None:
+        """A name that this client has for what sessions know by that one."""
+        return next((name for name, each in self._names.items() if each.server_name == server_name), None)
+
+    def outdate(self) -> None:
+        """The server refuses the plan of one of these, it does not say of which."""
+        for statement in self._names.values():
+            self._statements.outdate(statement)
 
     def close(self, name: bytes) -> None:
         """Forget a name; a name that means nothing is no error."""
@@ -293,3 +333,38 @@ def describe_statement(name: bytes) -> bytes:
 def close_statement(name: bytes) -> bytes:
     """A Close of a statement."""
     return b"C%bS%b\0" % (_LENGTH.pack(6 + len(name)), name)
+
+
+def forgotten_name(text: bytes) -> bytes | None:
+    """The prepared name that this text, a single statement, forgets: ALL for DEALLOCATE ALL and DISCARD ALL.
+    None if it does nothing of the kind, or other things beside it."""
+    found = _FORGETTING.fullmatch(text)
+    if found is None:
+        return None
+    if found["discard"] or found["all"]:
+        return ALL
+    name: bytes = found["quoted"].replace(b'""', b'"') if found["quoted"] else found["plain"].lower()
+    return name[:_NAME_BYTES_MAX]
+
+
+def stand_in_text(name: bytes) -> bytes:
+    """A DEALLOCATE of the stand-in, which is answered as the client's own of `name` would be: sessions do not
+    know the statement by that name, and others may have it still."""
+    return b"DEALLOCATE %b -- %b" % (_STAND_IN, name.hex().encode())
+
+
+def stood_in_for(body: bytes) -> bytes | None:
+    """The name in a text of `stand_in_text`."""
+    head = stand_in_text(b"")
+    if not body.startswith(head):
+        return None
+    return bytes.fromhex(body[len(head) : body.find(0)].decode())
+
+
+def prepare_stand_in() -> bytes:
+    """Close and Parse of the stand-in."""
+    parse = b"%b\0%b" % (_STAND_IN, _STAND_IN_BODY)
+    return close_statement(_STAND_IN) + b"P%b%b" % (_LENGTH.pack(4 + len(parse)), parse)
+
+
+UNSURE = Statement(b"", b"")  # as a session's unnamed statement: it may have one, nobody knows which

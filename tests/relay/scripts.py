@@ -70,6 +70,13 @@ SCRIPTS: dict[str, list[bytes]] = {
     "parse_skipped": [bind((), "nope") + parse("select 1", "s") + SYNC, run("s"), query("select 2")],
     "portal_named_as_statement": [
         parse("select 3", "n") + SYNC, bind((), "n", "n") + close("P", "n") + SYNC, run("n")],
+    "forgotten_and_new_at_once": [
+        parse("select 1", "s") + SYNC, query("DEALLOCATE ALL") + parse("select 2", "s") + run("s"), run("s")],
+    "forgotten_in_a_group": [
+        parse("select 1", "s") + SYNC, group("DEALLOCATE ALL") + parse("select 2", "s") + run("s"), run("s")],
+    "forgotten_behind_an_error": [
+        parse("select 1", "s") + SYNC,
+        group("select 1/0") + group("DEALLOCATE ALL") + SYNC + run("s") + query("DISCARD ALL") + run("s")],
     "unnamed_kept": [parse("select $1") + SYNC, run("", "1"), run("", "2")],
     "unnamed_dropped_by_query": [parse("select 1") + SYNC, query("select 2"), GROUP + SYNC],
     "function": [call(), query("begin"), call(), query("commit")],

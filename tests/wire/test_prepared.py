@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pooler.errors import ProtocolViolation
 from pooler.wire import messages
 from pooler.wire.prepared import (
+    ALL,
     ClientStatements,
     SessionStatements,
     Statement,
@@ -21,9 +22,11 @@ from pooler.wire.prepared import (
     close_statement,
     describe_statement,
     describe_target,
+    forgotten_name,
     parse_message,
     parse_name_body,
     rewrite_bind,
+    stand_in_text,
 )
 from pooler.wire.session_state import Residue
 
@@ -263,3 +266,46 @@ def test_garbage_is_read_or_refused_and_nothing_else(garbage: bytes) -> None:
             read(garbage)
         except ProtocolViolation:
             continue
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    (b"deallocate s", b"s"), (b"DEALLOCATE PREPARE S;", b"s"), (b'deallocate"a ""B"""', b'a "B"'),
+    (b" -- why\n deallocate /* x */ s ; ", b"s"), (b"deallocate all", ALL), (b"DISCARD ALL\0", ALL),
+    (b"deallocate prepare all", ALL), (b'deallocate "all"', b"all"), (b"deallocate " + b"n" * 70, b"n" * 63),
+    (b"deallocate s; select 1", None), (b"discard temp", None), (b"deallocates", None),
+    (b"select 'deallocate s'", None), (b"deallocate", None)])
+def test_a_text_that_forgets_a_name_is_known(text: bytes, name: bytes | None) -> None:
+    assert forgotten_name(text) == name
+
+
+def test_a_stand_in_is_known_by_what_it_stands_for() -> None:
+    for name in (b"s", b"a\nb", b"'; select 1", "\u00e4".encode()):
+        assert Statement(b"pooler_1", stand_in_text(name) + b"\0\0\0").forgets == name
+    assert Statement(b"pooler_1", b"deallocate all\0\0\0").forgets == ALL
+    assert Statement(b"pooler_1", b"select 1\0\0\0").forgets is None
+
+
+def test_an_outdated_statement_is_kept_by_those_who_have_it_and_found_by_nobody_else() -> None:
+    statements = Statements()
+    one, two = ClientStatements(statements), ClientStatements(statements)
+    old = one.add(b"a", body("select 1"))
+    one.outdate()
+    new = two.add(b"a", body("select 1"))
+    assert new is not old
+    assert one.get(b"a") is old
+    assert one.add(b"b", body("select 1")) is new
+    text = len(body("select 1"))
+    assert statements.text_bytes == 2 * text
+    one.clear()
+    assert statements.text_bytes == text
+    assert len(statements) == 1
+
+
+def test_one_text_under_two_search_paths_is_two_statements() -> None:
+    statements = Statements()
+    one, two = ClientStatements(statements), ClientStatements(statements)
+    first = one.add(b"a", body("select 1"), b"s1")
+    assert two.add(b"a", body("select 1"), b"s2") is not first
+    assert two.add(b"b", body("select 1"), b"s1") is first
+    assert one.name_of(first.server_name if first else b"") == b"a"
+    assert one.name_of(b"pooler_99") is None
