@@ -299,6 +299,8 @@ class Supervisor:
         return {"refused": False, "problems": problems}
 
     async def _reload_child(self, process: Process) -> list[str]:
+        with trio.move_on_after(STOP_SECONDS_MAX):
+            await process.settled.wait()  # it may have asked for its spec before this one was there
         if process.link is None or not process.is_serving:
             return []  # it asks for its spec when it starts
         try:

@@ -173,7 +173,8 @@ class Worker:
         must = requires_header(
             peer, at_service=service is not None, listen_proxy=settings.fleet.listen_proxy,
             networks=settings.fleet.proxy_protocol_from)
-        gate = self.authority.rules(service)
+        gate = self.authority.rules(
+            service, AS_PGBOUNCER if settings.admin.as_pgbouncer else frozenset())
         return Door(
             gate=gate, database_exists=lambda name: settings.database_for(name, service) is not None,
             proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN, tls=self.encryption.clients,
@@ -221,10 +222,9 @@ class Worker:
         """Take over what may change while running."""
         spec = await self._link.call("spec")
         settings = Settings.from_wire(spec["config"])
-        problems = self._take_tls(settings)
-        self._take_settings(settings)
+        problems = self._take_settings(settings)
         self.commands.reloaded()
-        return {"problems": [*self.authority.problems, *problems]}
+        return {"problems": problems}
 
     def _take_tls(self, settings: Settings) -> list[str]:
         problems, replaces = self.encryption.take(settings)
@@ -234,12 +234,17 @@ class Worker:
                 pool.reconnect()
         return problems
 
-    def _take_settings(self, settings: Settings) -> None:
+    def _take_settings(self, settings: Settings) -> list[str]:
+        """What of it could not be taken over; the rest is."""
+        if settings.log != self.settings.log:
+            set_up_logging(settings.log.format, settings.log.level, queries=settings.log.queries)
+        problems = self._take_tls(settings)
         self.settings = self.registry.settings = settings
         self.registry.apply_settings()
         self.authority.take(settings)
         for acceptor in self.acceptors:
             acceptor.keepalive = _of_clients(settings)
+        return [*self.authority.problems, *problems]
 
     async def status(self, args: Args) -> Args:
         """Figures for `fleet status`."""

@@ -13,7 +13,7 @@ from pooler.console.commands import NOT_SERVED, Act, Command, Unknown, parse_com
 from pooler.console.desk import Refused
 from pooler.console.manner import Manner
 from pooler.console.tables import COLUMNS, Rows, columns_for
-from pooler.errors import LoginRefused, PoolerError
+from pooler.errors import LoginRefused, NotServing, PoolerError, TooManyClients
 from pooler.wire.messages import Column
 
 PGBOUNCER: Final = "1.25.2"  # the version whose answers these are
@@ -87,12 +87,19 @@ _LOGINS: Final = (  # ours, and PgBouncer's text for it
     (re.compile(r'role ".*" does not exist'), '"trust" authentication failed'),
     (re.compile(r'user ".*" may not use the admin console'), "not allowed"),
     (re.compile(r"the (pooler is shutting down)"), r"\1"),
+    (re.compile(r'unsupported switch .* in startup parameter "options": .*'),
+     "unsupported options startup parameter: only '-c config=val' and '--config=val' are allowed"),
     (re.compile(r'(no such database: .*|database ".*" is disabled|no more connections allowed.*)'), r"\1"),
 )
 
 
-def reworded_login(error: PoolerError) -> PoolerError:
+def reworded_login(error: PoolerError, auth_type: str) -> PoolerError:
     """What a client is told that is not let in: PgBouncer's text and code where it has one, else ours."""
+    if not isinstance(error, LoginRefused | NotServing | TooManyClients):
+        return error  # the server's own words
+    if isinstance(error, LoginRefused) and str(error).startswith("password authentication failed for user"):
+        asked = "SASL" if auth_type == "scram-sha-256" else "password"
+        return LoginRefused(f"{asked} authentication failed", error.code)
     for ours, theirs in _LOGINS:
         found = ours.fullmatch(str(error))
         if found is not None:

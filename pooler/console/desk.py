@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -78,9 +79,15 @@ class Result:
 
 
 class Interrupt:
-    """A console user's cancel requests: they end the command that is being carried out, if there is one."""
+    """A console user, and his cancel requests: they end the command that is carried out, if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, who: ConsoleUser | None = None, *, application_name: str = "", number: int = 0
+    ) -> None:
+        self.who = who
+        self.application_name = application_name
+        self.number = number  # among the clients
+        self.since = time.time()
         self.scope: trio.CancelScope | None = None
 
     def cancel(self) -> None:

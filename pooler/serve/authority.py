@@ -60,6 +60,7 @@ class Authority:
     def _apply(self) -> None:
         settings = self._registry.settings
         auth = settings.auth
+        self._registry.known_users = () if self.files.userlist is None else self.files.userlist.users.keys()
         self._asked.keep_seconds = auth.query_cache_seconds
         self._asked.forget()
         self._derived.clear()

@@ -32,6 +32,11 @@ class ClientNumbers(Generic[C]):
                 break
         self._of[client], self._who[number] = number, client
 
+    def reserve(self, ordinal: int) -> int:
+        """A number for one who cannot be found by it."""
+        self._count = (self._count + 1) % (1 << COUNT_BITS)
+        return (ordinal % ORDINALS) << COUNT_BITS | self._count
+
     def drop(self, client: C) -> None:
         """It left."""
         number = self._of.pop(client, None)

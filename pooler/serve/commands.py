@@ -29,7 +29,7 @@ class Commands:
     """
 
     def __init__(
-        self, registry: Registry, standing: Standing, take_settings: Callable[[Settings], None]
+        self, registry: Registry, standing: Standing, take_settings: Callable[[Settings], list[str]]
     ) -> None:
         self._registry = registry
         self._standing = standing
@@ -127,7 +127,11 @@ class Commands:
 
     def _change(self, key: str, value: str) -> None:
         """Raises UsageFault."""
-        self._take_settings(with_setting(self._registry.settings, key, value))
+        before = self._registry.settings
+        problems = self._take_settings(with_setting(before, key, value))
+        if problems:
+            self._take_settings(before)
+            raise UsageFault("; ".join(problems))
         self._registry.set_here[key] = value
 
     def _kill_client(self, args: dict[str, Any]) -> None:

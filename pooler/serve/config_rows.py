@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pydantic import BaseModel
@@ -15,10 +15,11 @@ from pooler.settings import FleetSettings, PoolSettings, Settings
 AT_START_ONLY = frozenset({
     "pkt_buf", "track_extra_parameters", "session_state_functions",
 })
+NOTHING_SET: Mapping[str, str] = {}
 
 
-def config_rows(settings: Settings, set_here: Collection[str] = ()) -> Iterator[Row]:
-    """Rows sorted by key; nothing secret is among them. `set_here`: the keys whose values are of a SET."""
+def config_rows(settings: Settings, set_here: Mapping[str, str] = NOTHING_SET) -> Iterator[Row]:
+    """Rows sorted by key; nothing secret is among them. `set_here`: what was SET, and to what."""
     if settings.admin.show_config:
         yield from _as_shown(settings, set_here)
         return
@@ -40,9 +41,10 @@ def config_rows(settings: Settings, set_here: Collection[str] = ()) -> Iterator[
         yield config_row(replace(row, source="runtime") if row.key in set_here else row)
 
 
-def _as_shown(settings: Settings, set_here: Collection[str]) -> Iterator[Row]:
+def _as_shown(settings: Settings, set_here: Mapping[str, str]) -> Iterator[Row]:
     """The rows that the config brings along; what was SET has its value of now."""
-    now = {row.key: row.value for row in _of(settings.pool, PoolSettings.model_fields) if row.key in set_here}
+    pool = {row.key: row.value for row in _of(settings.pool, PoolSettings.model_fields)}
+    now = {key: pool.get(key, text) for key, text in set_here.items()}
     for key, value, default, changeable in settings.admin.show_config:
         if key is not None:
             yield {"key": key, "value": now.get(key, value), "default": default, "changeable": changeable}

@@ -83,8 +83,9 @@ class Entrance:
         except PoolerError as error:
             self.refusals += 1
             log.info(Event.CLIENT_REFUSED, address=peer.host, reason=str(error))
-            as_pgbouncer = self._registry.settings.admin.as_pgbouncer
-            await refuse(raw, reworded_login(error) if as_pgbouncer else error)
+            settings = self._registry.settings
+            as_pgbouncer = settings.admin.as_pgbouncer
+            await refuse(raw, reworded_login(error, settings.auth.type) if as_pgbouncer else error)
 
     async def _admit_or_refuse(
         self, service: str | None, door: Door, raw: RawSocket, peer: PeerAddress

@@ -21,6 +21,7 @@ from pooler.errors import FleetUnreachable, PoolerError
 from pooler.net.login import LoggedIn
 from pooler.net.stream import RawSocket
 from pooler.pool.permits import Permits
+from pooler.serve.as_pgbouncer import PgBouncerView
 from pooler.serve.commands import no_client
 from pooler.serve.figures import VERSION, Figures
 from pooler.serve.registry import Registry
@@ -151,10 +152,13 @@ async def open_console(raw: RawSocket, asked: LoggedIn, registry: Registry, view
     user = ConsoleUser(asked.user, is_admin=is_admin, address=asked.address.host)
     key = make_key(
         registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
-    interrupt = registry.consoles[key] = Interrupt()
+    interrupt = registry.consoles[key] = Interrupt(
+        user, application_name=asked.parameters.get("application_name", ""),
+        number=registry.numbers.reserve(registry.parts.permits.ordinal))
+    shown = PgBouncerView(view, registry) if settings.admin.as_pgbouncer else view
     try:
         await serve_console(
-            raw, user, view, owed=asked.owed, leftover=asked.leftover, key=key, interrupt=interrupt,
+            raw, user, shown, owed=asked.owed, leftover=asked.leftover, key=key, interrupt=interrupt,
             manner=AS_PGBOUNCER if settings.admin.as_pgbouncer else OWN)
     finally:
         del registry.consoles[key]

@@ -5,7 +5,7 @@ The one place where these are looked up; who decides about them is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -42,6 +42,7 @@ class Registry:
     clients: dict[bytes, ClientConn] = field(default_factory=dict)
     numbers: ClientNumbers[ClientConn] = field(default_factory=ClientNumbers)
     consoles: dict[bytes, Interrupt] = field(default_factory=dict)
+    known_users: Collection[str] = ()  # those of the userlist
     paused: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)
     set_here: dict[str, str] = field(default_factory=dict)  # by SET, on top of the config

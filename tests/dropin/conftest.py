@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,13 @@ def server(postgres_servers: Callable[[int], object]) -> Database:
 @pytest.fixture
 def play(server: Database) -> Iterator[Play]:
     """play(side, settings=…) → it runs, in front of the database as `app`."""
+    with playing(server) as start:
+        yield start
+
+
+@contextmanager
+def playing(server: Database) -> Iterator[Play]:
+    """Whatever it starts ends with the block."""
     with ExitStack() as made:
         def start(side: str = OURS, *, run: bool = True, **more: object) -> Played:
             if side == THEIRS and PGBOUNCER is None:

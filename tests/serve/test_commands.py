@@ -64,8 +64,9 @@ class Registry:
 def worker(run_dir: Path) -> tuple[Commands, Any]:
     registry: Any = Registry()
 
-    def take(settings: Settings) -> None:
+    def take(settings: Settings) -> list[str]:
         registry.settings = settings
+        return []
 
     return Commands(registry, Standing(run_dir), take), registry
 

@@ -1,0 +1,115 @@
+"""The fleet as a console shows it that stands for PgBouncer's: with the console among what it shows.
+
+PgBouncer counts its console as a database, a pool and a user, its administrators as clients, and knows the
+users of its auth_file before they come. Consoles are those of the worker that is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import trio
+
+from pooler.console.session import CommandResult, Interrupt
+from pooler.console.session import FleetView as View
+from pooler.observe.rows import clock_text
+from pooler.serve.registry import Registry
+
+CONSOLE: Final = "pgbouncer"
+CONSOLE_POOL_SIZE: Final = 2
+UNLIMITED_PERMITS: Final = 10_000  # what a drop-in sets where the ini sets no limit
+FIRST_LINK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 0.02
+Row = dict[str, Any]
+
+
+class PgBouncerView:
+    """Wraps the fleet's view: the same commands, PgBouncer's rows."""
+
+    def __init__(self, view: View, registry: Registry) -> None:
+        self._view = view
+        self._registry = registry
+
+    async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
+        """As the fleet's; what is said in the first moments waits until the workers can be told."""
+        permits = self._registry.parts.permits
+        with trio.move_on_after(FIRST_LINK_SECONDS):
+            while not permits.statistics().linked:  # noqa: ASYNC110 - as the next line says
+                await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - the link tells nobody that it is up
+        return await self._view.command(name, args)
+
+    async def show(self, item: str, argument: str | None) -> list[Row]:
+        """As the fleet's, and what PgBouncer has besides."""
+        rows = await self._view.show(item, argument)
+        if item == "databases":
+            return [*map(self._database, rows), self._console_database()]
+        if item == "pools":
+            return [*rows, self._console_pool()]
+        if item == "clients":
+            return [*rows, *map(self._console_client, self._registry.consoles.values())]
+        if item == "users":
+            return self._users(rows)
+        if item == "lists":
+            return self._lists(rows)
+        return rows
+
+    def _database(self, row: Row) -> Row:
+        """Overrides are shown where there are some; our number for `no limit` is none."""
+        entry = self._registry.settings.databases.get(str(row["name"]))
+        limit = row.get("max_connections")
+        own = {} if entry is None else {
+            "pool_mode": entry.pool_mode, "server_lifetime": entry.server_lifetime_seconds}
+        return row | own | {"max_connections": 0 if limit == UNLIMITED_PERMITS else limit}
+
+    def _console_database(self) -> Row:
+        return {
+            "name": CONSOLE, "port": self._port(), "database": CONSOLE, "force_user": CONSOLE,
+            "pool_size": CONSOLE_POOL_SIZE, "min_pool_size": 0, "reserve_pool_size": 0,
+            "pool_mode": "statement", "max_connections": 0, "current_connections": 0,
+            "max_client_connections": 0, "current_client_connections": len(self._registry.consoles),
+            "paused": 0, "disabled": 0}
+
+    def _console_pool(self) -> Row:
+        counts = dict.fromkeys((
+            "cl_waiting", "cl_active_cancel_req", "cl_waiting_cancel_req", "sv_active", "sv_active_cancel",
+            "sv_being_canceled", "sv_idle", "sv_used", "sv_tested", "sv_login", "maxwait", "maxwait_us"), 0)
+        return {"database": CONSOLE, "user": CONSOLE, "cl_active": len(self._registry.consoles),
+                "pool_mode": "statement", **counts}
+
+    def _console_client(self, console: Interrupt) -> Row:
+        who, port = console.who, self._port()
+        at = clock_text(int(console.since * 1e6))
+        return {
+            "type": "C", "user": who.name if who is not None else CONSOLE, "database": CONSOLE,
+            "replication": "none", "state": "active", "addr": who.address if who is not None else "unix",
+            "port": port, "local_addr": "unix", "local_port": port, "connect_time": at, "request_time":
+            clock_text(time.time_ns() // 1000), "wait": 0, "wait_us": 0, "close_needed": 0,
+            "ptr": f"{id(console):#x}", "link": "", "remote_pid": 0, "tls": "",
+            "application_name": console.application_name, "prepared_statements": 0, "id": console.number}
+
+    def _users(self, rows: Sequence[Row]) -> list[Row]:
+        seen = {str(row["name"]) for row in rows}
+        idle = dict.fromkeys(("max_user_connections", "current_connections", "max_user_client_connections",
+                              "current_client_connections"), 0)
+        known = sorted({*self._registry.known_users, CONSOLE} - seen)
+        more = [{"name": name, "pool_size": "", "reserve_pool_size": "", "pool_mode": None, **idle}
+                for name in known]
+        return sorted([*rows, *more], key=lambda row: str(row["name"]))
+
+    def _lists(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+        """Logged-in administrators are clients, the console is a database and a pool."""
+        consoles = len(self._registry.consoles)
+        users = len({*self._registry.known_users, CONSOLE})
+        more = {"databases": 1, "pools": 1, "used_clients": consoles, "login_clients": -consoles}
+        shown = []
+        for row in rows:
+            name, items = str(row["list"]), int(row["items"])
+            items = max(items, users) if name == "users" else max(0, items + more.get(name, 0))
+            shown.append({**row, "items": items})
+        return shown
+
+    def _port(self) -> int:
+        fleet = self._registry.settings.fleet
+        return fleet.listen[0].port if fleet.listen else fleet.unix_socket_port or 0
