@@ -40,8 +40,8 @@ class HandshakeFailed(Broken):
 
 async def accept_tls(raw: RawSocket, tls: ClientTls) -> None:
     """Be the server of a handshake that the client begins; `raw.tls` is set then. Raises HandshakeFailed."""
-    await _handshake(raw, partial(_wrap, tls.context, server_side=True))
-    raw.tls = facts_of(raw.plain, tls.end_point)
+    await trio.lowlevel.wait_readable(raw.plain)
+    raw.tls = await _handshake(raw, partial(_wrap, tls.context, server_side=True), tls.end_point)
 
 
 async def request_tls(raw: RawSocket, tls: ServerTls, host: str) -> bool:
@@ -59,15 +59,19 @@ async def request_tls(raw: RawSocket, tls: ServerTls, host: str) -> bool:
     if answer != b"S":
         raise HandshakeFailed("the server did not understand the request for TLS")
     name = host if tls.context.check_hostname or not _is_address(host) else None
-    await _handshake(raw, partial(_wrap, tls.context, server_side=False, server_hostname=name))
-    der = _tls_of(raw.plain).getpeercert(binary_form=True)
-    raw.tls = facts_of(raw.plain, read_certificate(der).end_point if der else b"")
+    raw.tls = await _handshake(raw, partial(_wrap, tls.context, server_side=False, server_hostname=name))
     return True
 
 
-def facts_of(sock: socket.socket, end_point: bytes) -> TlsFacts:
-    """What a finished handshake says; the names only where the peer's certificate was verified."""
-    tls = _tls_of(sock)
+def has_alpn(sock: socket.socket) -> bool:
+    """Whether the protocol was agreed on by name."""
+    return isinstance(sock, TlsSocket) and sock.selected_alpn_protocol() is not None
+
+
+def _facts_of(tls: TlsSocket, end_point: bytes | None) -> TlsFacts:
+    if end_point is None:
+        der = tls.getpeercert(binary_form=True)
+        end_point = read_certificate(der).end_point if der else b""
     cipher = tls.cipher()
     certificate: Any = tls.getpeercert() or {}
     subject: tuple[tuple[tuple[str, str], ...], ...] = certificate.get("subject", ())
@@ -77,16 +81,6 @@ def facts_of(sock: socket.socket, end_point: bytes) -> TlsFacts:
         common_name=common[-1] if common and "\0" not in common[-1] else "",
         distinguished_name=",".join("+".join(map(_named, part)) for part in reversed(subject)),
         server_end_point=end_point, version=tls.version() or "", cipher=cipher[0] if cipher else "")
-
-
-def has_alpn(sock: socket.socket) -> bool:
-    """Whether the protocol was agreed on by name."""
-    return _tls_of(sock).selected_alpn_protocol() is not None
-
-
-def _tls_of(sock: socket.socket) -> TlsSocket:
-    assert isinstance(sock, TlsSocket)
-    return sock
 
 
 def _named(pair: tuple[str, str]) -> str:
@@ -118,15 +112,17 @@ def _wrap(
         raise HandshakeFailed(f"TLS could not begin: {_reason(fault)}") from fault
 
 
-async def _handshake(raw: RawSocket, wrap: partial[TlsSocket]) -> None:
-    await trio.lowlevel.checkpoint()
-    sock = raw.encrypt(lambda plain: wrap(sock=plain))
-    if sock.server_side:
-        await trio.lowlevel.wait_readable(sock)
+async def _handshake(
+    raw: RawSocket, wrap: partial[TlsSocket], end_point: bytes | None = None
+) -> TlsFacts:
+    """Whatever costs time is done by few at once, so that the loop has its turns between them."""
+    async with _limiter():
+        sock = raw.encrypt(lambda plain: wrap(sock=plain))
     while True:
         try:
-            await trio.to_thread.run_sync(sock.do_handshake, limiter=_limiter())
-            return
+            async with _limiter():
+                await trio.to_thread.run_sync(sock.do_handshake)
+                return _facts_of(sock, end_point)
         except ssl.SSLWantReadError:
             await trio.lowlevel.wait_readable(sock)
         except ssl.SSLWantWriteError:
