@@ -8,9 +8,10 @@ from dataclasses import replace
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pooler.net.auth_query import DEFAULT_QUERY
 from pooler.observe.rows import Row, config_row
 from pooler.observe.snapshot import ConfigRow
-from pooler.settings import FleetSettings, PoolSettings, Settings
+from pooler.settings import AuthSettings, FleetSettings, PoolSettings, Settings
 
 AT_START_ONLY = frozenset({
     "pkt_buf", "track_extra_parameters", "session_state_functions",
@@ -24,14 +25,14 @@ def config_rows(settings: Settings, set_here: Mapping[str, str] = NOTHING_SET) -
         yield from _as_shown(settings, set_here)
         return
     rows = list(_of(settings.pool, PoolSettings.model_fields))
+    rows += [*_of_tls("client", settings.client_tls), *_of_tls("server", settings.server_tls)]
     fleet = settings.fleet
     rows += [
         _row("listen_addr", ",".join(each.host for each in fleet.listen), "127.0.0.1", changeable=False),
         _row("listen_port", _port(fleet), "6432", changeable=False),
         _row("listen_backlog", str(fleet.listen_backlog), "128", changeable=False),
         _row("unix_socket_dir", str(fleet.unix_socket_dir or ""), "", changeable=False),
-        _row("auth_type", settings.auth.type, "scram-sha-256"),
-        _row("auth_file", str(settings.auth.file or ""), ""),
+        *_auth(settings.auth),
         _row("admin_users", ",".join(settings.admin.users), ""),
         _row("stats_users", ",".join(settings.admin.stats_users), ""),
         _row("drain_timeout", _text(fleet.drain_timeout_seconds), "60"),
@@ -39,6 +40,14 @@ def config_rows(settings: Settings, set_here: Mapping[str, str] = NOTHING_SET) -
     ]
     for row in sorted(rows, key=lambda each: each.key):
         yield config_row(replace(row, source="runtime") if row.key in set_here else row)
+
+
+def _auth(auth: AuthSettings) -> Iterator[ConfigRow]:
+    yield _row("auth_type", auth.type, "scram-sha-256")
+    for name, value in (("file", auth.file), ("hba_file", auth.hba_file), ("ident_file", auth.ident_file),
+                        ("user", auth.user), ("dbname", auth.dbname)):
+        yield _row(f"auth_{name}", str(value or ""), "")
+    yield _row("auth_query", auth.query or DEFAULT_QUERY, DEFAULT_QUERY)
 
 
 def _as_shown(settings: Settings, set_here: Mapping[str, str]) -> Iterator[Row]:
@@ -55,6 +64,12 @@ def _of(model: BaseModel, fields: dict[str, FieldInfo]) -> Iterator[ConfigRow]:
         key = field.alias or name
         value, default = _text(getattr(model, name)), _text(field.default)
         yield _row(key, value, default, changeable=key not in AT_START_ONLY)
+
+
+def _of_tls(side: str, section: BaseModel) -> Iterator[ConfigRow]:
+    for name, field in type(section).model_fields.items():
+        key = f"{side}_{name}" if name.startswith("tls13") else f"{side}_tls_{name}"
+        yield _row(key, _text(getattr(section, name) or ""), _text(field.default or ""))
 
 
 def _row(key: str, value: str, default: str | None, *, changeable: bool = True) -> ConfigRow:

@@ -35,6 +35,27 @@ def test_the_faults_of_its_policies_and_its_userlist_are_its_own(pooler: Pooler,
     assert {fault["path"] for fault in answer["faults"]} == {"databases.orders.policy", "auth.file"}
 
 
+def test_the_faults_of_its_rules_and_maps_are_told_with_their_lines(pooler: Pooler, config: Path) -> None:
+    hba, ident = config.parent / "hba.conf", config.parent / "ident.conf"
+    hba.write_text("host all all all md5\nhost all +staff all md5\nlocal all all ldap\n")
+    ident.write_text("one two\n")
+    config.write_text(CONFIG.replace(
+        "{type: trust}", "{type: hba, hba_file: hba.conf, ident_file: ident.conf}"))
+    done = pooler("config", "check", config)
+    assert done.code == 2
+    told = sorted(line.replace(str(config.parent), "").strip() for line in done.err.splitlines()[1:])
+    assert [line.partition(": ")[0] + line.partition(": ")[2][:12] for line in told] == [
+        "auth.hba_file/hba.conf:2:", "auth.hba_file/hba.conf:3:", "auth.ident_file/ident.conf:"]
+    assert 'method "ldap" is not served' in told[1]
+
+
+def test_a_method_that_is_not_served_is_told_with_what_to_use_instead(pooler: Pooler, config: Path) -> None:
+    config.write_text(CONFIG.replace("{type: trust}", "{type: ldap}"))
+    done = pooler("config", "check", config)
+    assert done.code == 2
+    assert "auth.type: ldap is not served: `pam` reaches a directory" in done.err
+
+
 def test_json_has_stable_keys(pooler: Pooler, config: Path) -> None:
     answer = json.loads(pooler("config", "check", config, "--json").out)
     assert answer == {
