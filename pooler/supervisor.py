@@ -84,7 +84,7 @@ class Supervisor:
             self._files = ExitFiles(run_dir.path)
             self._reporter = ExitReporter(self._files, self._coordinator)
             await settle_left_overs(self._files)
-            self._sockets = FleetSockets.open(self._settings)
+            self._sockets = self.open_sockets()
             try:
                 await self._run_children()
             finally:
@@ -92,6 +92,13 @@ class Supervisor:
                 self._sockets.close()
         finally:
             run_dir.close()
+
+    def open_sockets(self) -> FleetSockets:
+        """Raises PortRefused."""
+        return FleetSockets.open(self._settings)
+
+    async def started(self) -> None:
+        """Everything serves."""
 
     async def _run_children(self) -> None:
         with trio.open_signal_receiver(*self.signals) as signals:
@@ -213,6 +220,7 @@ class Supervisor:
         log.info(Event.FLEET_STARTED, fleet=self._settings.fleet.name, workers=len(self._workers),
                  listen=[str(address) for address in self._settings.fleet.listen])
         notify_systemd("READY=1")
+        await self.started()
         period = watchdog_period_seconds()
         while period is not None:
             notify_systemd("WATCHDOG=1")

@@ -49,6 +49,7 @@ from pooler.serve.figures import Figures
 from pooler.serve.fleet_view import FleetView, open_console
 from pooler.serve.holder import WorkerHolder
 from pooler.serve.leaving import Leaving
+from pooler.serve.moving import Arrivals, arrivals_path
 from pooler.serve.registry import PoolKey, Registry
 from pooler.serve.standing import Standing
 from pooler.settings import Settings
@@ -116,6 +117,9 @@ class Worker:
         base.start_soon(self.permits.run)
         base.start_soon(self.reactor.run)
         sessions.start_soon(self._tick)
+        if self.settings.admin.as_pgbouncer:
+            arrivals = arrivals_path(self.settings.fleet.run_dir, self.spec["index"])
+            sessions.start_soon(Arrivals(self.registry, self.count, self.tracked, arrivals).serve)
         base.start_soon(serve_http, self.spec["http"], self.figures.http(self.settings))
         if self.spec.get("agent") is not None:
             base.start_soon(serve_agent, adopt(self.spec["agent"]), self.registry)
@@ -130,8 +134,8 @@ class Worker:
             acceptor = Acceptor(
                 sockets, handle, in_flight_max=LOGINS_IN_FLIGHT_MAX, keepalive=_of_clients(self.settings))
             self.acceptors.append(acceptor)
-            if sockets is shared:
-                self.leaving.doors.append(acceptor)
+            if service is None:
+                (self.leaving.doors if sockets is shared else self.leaving.unix_doors).append(acceptor)
             logins.start_soon(acceptor.run)
 
     def shut_doors(self) -> None:

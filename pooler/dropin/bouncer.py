@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +12,13 @@ import structlog
 import trio
 
 from coordinator.link import Args, LinkLost, LinkRefused
+from pooler.dropin.takeover import Predecessor, serve_takeovers
 from pooler.errors import UsageFault
 from pooler.observe.events import Event
+from pooler.serve.moving import arrivals_path
 from pooler.settings import Settings
 from pooler.supervise.process import Process
+from pooler.supervise.sockets import FleetSockets
 from pooler.supervisor import Supervisor
 
 WAIT_FOR: Final = {"wait_for_clients": "clients", "wait_for_servers": "servers"}
@@ -27,10 +31,36 @@ class BouncerSupervisor(Supervisor):
 
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
-    def __init__(self, config: Path, settings: Settings, regenerate: Callable[[], None]) -> None:
+    def __init__(
+        self, config: Path, settings: Settings, regenerate: Callable[[], None], old: Predecessor | None = None
+    ) -> None:
         super().__init__(config, settings)
         self._regenerate = regenerate
+        self._old = old
         self._leaving = False
+
+    def open_sockets(self) -> FleetSockets:
+        """Those of the process that runs, where one is taken over."""
+        taken_over = None if self._old is None else self._old.sockets
+        return FleetSockets.open(self._settings, taken_over)
+
+    async def started(self) -> None:
+        """From now on a successor may ask; a predecessor is told to go."""
+        if self._old is not None:
+            await trio.to_thread.run_sync(self._old.let_go, self._settings.fleet.run_dir)
+        self._nursery.start_soon(serve_takeovers, self._settings.fleet.run_dir, self)
+
+    def shared_sockets(self) -> tuple[list[socket.socket], list[socket.socket]]:
+        """What a successor gets."""
+        return self._sockets.listen, self._sockets.unix
+
+    def replaced(self, run_dir: Path) -> None:
+        """The successor at `run_dir` serves: it gets the clients, and this one ends."""
+        if self._leaving:
+            return
+        self._leaving = True
+        self._sockets.give_away()
+        self._nursery.start_soon(self._leave, "moved", run_dir)
 
     def obey(self, number: signal.Signals) -> None:
         """HUP reload, TERM wait for clients, INT wait for servers, QUIT at once, USR1 pause, USR2 resume; the
@@ -80,13 +110,14 @@ class BouncerSupervisor(Supervisor):
         self._leaving = True
         self._nursery.start_soon(self._leave, wait_for)
 
-    async def _leave(self, wait_for: str) -> None:
+    async def _leave(self, wait_for: str, successor: Path | None = None) -> None:
         """The shared port is shut, the unix socket stays; ended once nobody is waited for any more."""
         log.info(Event.FLEET_STOPPING, fleet=self._settings.fleet.name, waits_for=wait_for)
         self._sockets.release_tcp()
         async with trio.open_nursery() as nursery:
             for process in self._serving():
-                nursery.start_soon(self._call, process, "leave", {"wait_for": wait_for})
+                to = None if successor is None else str(arrivals_path(successor, 0))
+                nursery.start_soon(self._call, process, "leave", {"wait_for": wait_for, "to": to})
         self._ask_stop(drain_first=False)
 
     async def _order_all(self, name: str) -> None:

@@ -22,6 +22,7 @@ from pooler.dropin.pidfile import CannotStart, check_pidfile, is_answered, remov
 from pooler.dropin.place import make_run_dir
 from pooler.dropin.reading import Bouncer
 from pooler.dropin.setup import Launch, Setup, first_look, log_targets, path_of, unix_socket_of
+from pooler.dropin.takeover import Predecessor
 from pooler.net.userlist import read_userlist
 from pooler.observe.log import set_up_logging
 from pooler.settings import Settings, load
@@ -34,13 +35,15 @@ def run_as_pgbouncer(launch: Launch) -> None:
     bouncer = first_look(launch)
     _become(launch.user or bouncer.text("user"))
     pidfile = path_of(bouncer, "pidfile", launch)
-    _check_old(bouncer, launch, pidfile)
+    old = _find_old(bouncer, launch, pidfile)
     if launch.daemon:
         if pidfile is None:
             raise CannotStart("daemon needs pidfile configured")
         _go_daemon()
     with ExitStack() as made:
         if pidfile is not None:
+            if old is not None:
+                pidfile.unlink(missing_ok=True)
             write_pidfile(pidfile)
             made.callback(remove_pidfile, pidfile)
         pump = LogPump(log_targets(bouncer, launch))
@@ -48,10 +51,10 @@ def run_as_pgbouncer(launch: Launch) -> None:
         made.callback(pump.close)
         run_dir = make_run_dir()
         made.callback(shutil.rmtree, run_dir, ignore_errors=True)
-        _serve(launch, run_dir, pump)
+        _serve(launch, run_dir, pump, old)
 
 
-def _serve(launch: Launch, run_dir: Path, pump: LogPump) -> None:
+def _serve(launch: Launch, run_dir: Path, pump: LogPump, old: Predecessor | None) -> None:
     setup = Setup(launch, run_dir)
     config, _ = setup.write()
     settings = load(config)
@@ -64,7 +67,7 @@ def _serve(launch: Launch, run_dir: Path, pump: LogPump) -> None:
         _, fresh = setup.write()
         pump.retarget(log_targets(fresh, launch))
 
-    trio.run(BouncerSupervisor(config, settings, regenerate).run)
+    trio.run(BouncerSupervisor(config, settings, regenerate, old).run)
 
 
 def _check_users(settings: Settings) -> None:
@@ -72,12 +75,18 @@ def _check_users(settings: Settings) -> None:
         read_userlist(settings.auth.file)
 
 
-def _check_old(bouncer: Bouncer, launch: Launch, pidfile: Path | None) -> None:
+def _find_old(bouncer: Bouncer, launch: Launch, pidfile: Path | None) -> Predecessor | None:
+    """The process to take over from with -R, None where there is none. Raises CannotStart."""
     unix_socket = unix_socket_of(bouncer, launch)
+    if launch.reboot and unix_socket is None:
+        raise CannotStart("cannot reboot if unix dir not configured")
     if unix_socket is not None and is_answered(unix_socket):
-        raise CannotStart("unix socket is in use, cannot continue")
+        if not launch.reboot:
+            raise CannotStart("unix socket is in use, cannot continue")
+        return Predecessor.at(unix_socket)
     if pidfile is not None:
         check_pidfile(pidfile)
+    return None
 
 
 def _become(name: str) -> None:

@@ -15,9 +15,17 @@ PREFIX = "pooler-pgbouncer-"
 
 def make_run_dir() -> Path:
     """A new one, private, under $XDG_RUNTIME_DIR or the system's place for temporary files."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    clear_left_overs(base)
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    clear_left_overs(_base())
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=_base()))
+
+
+def run_dirs() -> list[Path]:
+    """Those of this user that there are."""
+    return [path for path in _base().glob(f"{PREFIX}*") if path.lstat().st_uid == os.geteuid()]
+
+
+def _base() -> Path:
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
 
 
 def clear_left_overs(base: Path) -> None:

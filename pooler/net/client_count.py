@@ -40,6 +40,11 @@ class ClientCount:
                 return False
         return True
 
+    def enter_always(self) -> None:
+        """Count one more, whatever the limit."""
+        self._own += 1
+        self._write(self._slot, self._own)
+
     def leave(self) -> None:
         """One client fewer."""
         self._own -= 1

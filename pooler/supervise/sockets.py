@@ -35,9 +35,14 @@ class FleetSockets:
         self._paths: list[Path] = []
 
     @classmethod
-    def open(cls, settings: Settings) -> FleetSockets:
-        """Raises PortRefused, naming the setting and the address; then nothing stays open."""
+    def open(
+        cls, settings: Settings, taken_over: tuple[list[socket.socket], list[socket.socket]] | None = None
+    ) -> FleetSockets:
+        """`taken_over`: the shared ones and the unix ones of a process that hands them over, instead of new
+        ones. Raises PortRefused, naming the setting and the address; then nothing stays open."""
         sockets = cls()
+        if taken_over is not None:
+            sockets.listen, sockets.unix = taken_over
         try:
             sockets._open(settings)
         except BaseException:
@@ -47,7 +52,8 @@ class FleetSockets:
 
     def _open(self, settings: Settings) -> None:
         fleet, http, backlog = settings.fleet, settings.http, settings.fleet.listen_backlog
-        self.listen = [_listen_tcp("fleet.listen", address, backlog) for address in fleet.listen]
+        if not (self.listen or self.unix):
+            self.listen = [_listen_tcp("fleet.listen", address, backlog) for address in fleet.listen]
         self.coordinator_http = _listen_tcp("http.listen", http.listen, backlog)
         for index in range(fleet.workers):
             host = fleet.host_for_workers
@@ -62,7 +68,8 @@ class FleetSockets:
             self.agent.append(_listen_tcp("http.agent_ports", address, backlog))
         if (path := fleet.unix_socket) is not None:
             group = fleet.unix_socket_group
-            self.unix.append(_listen_unix(path, fleet.unix_socket_mode, group, backlog))
+            if not self.unix:
+                self.unix.append(_listen_unix(path, fleet.unix_socket_mode, group, backlog))
             self._paths.append(path)
 
     def for_worker(self, index: int) -> dict[str, object]:
@@ -94,6 +101,11 @@ class FleetSockets:
         """Close our copies of the shared port alone. Idempotent."""
         for each in self.listen:
             each.close()
+
+    def give_away(self) -> None:
+        """Another process has them now: release ours, and leave the paths to it. Idempotent."""
+        self._paths.clear()
+        self.release()
 
     def close(self) -> None:
         """Release them and remove the unix sockets' paths. Idempotent."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
@@ -187,6 +187,11 @@ class ClientStatements:
     def get(self, name: bytes) -> Statement | None:
         """What the name means, None if nothing (26000)."""
         return self._names.get(name)
+
+    def all(self) -> Iterator[tuple[bytes, bytes, bytes | None]]:
+        """Every name, what it means, and under which search path."""
+        for name, statement in self._names.items():
+            yield name, statement.body, statement.path
 
     def name_of(self, server_name: bytes) -> bytes | None:
         """A name that this client has for what sessions know by that one."""
