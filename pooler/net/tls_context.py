@@ -28,6 +28,7 @@ _SYSTEM_CIPHERS = frozenset({"default", "secure", "fast", "normal"})
 _CIPHERS = {"all": "ALL:!aNULL:!eNULL", "legacy": "HIGH:MEDIUM:!aNULL", "compat": "HIGH:!aNULL"}
 _ENFORCED = ("require", "verify-ca", "verify-full")
 _VERIFIED = ("verify-ca", "verify-full")
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 # ffdhe2048 (RFC 7919, A.1): a group that nobody here had to choose
 _FFDHE2048 = """-----BEGIN DH PARAMETERS-----
 MIIBCAKCAQEA//////////+t+FRYortKmq/cViAnPTzx2LnFg84tNpWp4TZBFGQz
@@ -142,7 +143,7 @@ def _load_pair(context: ssl.SSLContext, certificate: PemFile, key: PemFile) -> N
         except _Encrypted:
             raise TlsFault("key_file", f"{key}: it is encrypted: give a key without a passphrase") from None
         except ssl.SSLError as fault:
-            if "KEY_VALUES_MISMATCH" in str(fault) or "KEY_TYPE_MISMATCH" in str(fault):
+            if fault.reason in _MISMATCHES:
                 raise TlsFault("key_file", f"{key} is not the key of the certificate {certificate}") from None
             raise TlsFault("key_file", f"{key} with {certificate}: {_reason(fault)}") from None
 

@@ -13,12 +13,15 @@ import psycopg
 import pytest
 import trio
 
-from pooler.net.login import ProxyRule
+from pooler.net.login import LoggedIn, ProxyRule, login
+from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.tls_context import ClientTls
 from pooler.wire import messages
+from pooler.wire.auth import AuthType
 from pooler.wire.messages import CANCEL_CODE, GSSENC_CODE, SSL_CODE
 from tests.net.test_login_real_clients import DOOR, Reception, connect_in_thread, reception
 from tests.net.tls_wires import authority, clients, pem
+from tests.net.wires import connected
 from tests.support.certificates import Authority, Pair
 
 SSL_REQUEST = (8).to_bytes(4, "big") + SSL_CODE.to_bytes(4, "big")
@@ -125,6 +128,23 @@ async def test_clear_text_is_refused_in_postgresqls_words_where_encryption_is_re
         assert [each is not None for each in host.encrypted] == [True]
 
 
+async def test_a_unix_socket_needs_no_encryption_and_is_offered_none() -> None:
+    door = replace(DOOR, tls=clients(), gate=replace(DOOR.gate, auth_type=AuthType.TRUST))
+    with connected() as (raw, peer):
+        got: list[object] = []
+
+        async def let_in() -> None:
+            got.append(await login(raw, door, PeerAddress("unix", 0)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(let_in)
+            await peer.send(SSL_REQUEST)
+            assert await peer.read(1) == b"N"
+            await peer.send(STARTUP)
+        assert isinstance(got[0], LoggedIn)
+        assert raw.tls is None
+
+
 async def test_encryption_is_declined_where_it_is_off() -> None:
     async with reception(DOOR) as (host, port):
         await connect_in_thread(port, "scram", sslmode="prefer")
@@ -223,9 +243,9 @@ async def test_a_cancel_request_is_taken_in_clear_and_in_tls_though_encryption_i
     async with open_door() as (host, port):
         assert await answer_to(port, CANCEL) == b""
         assert await answer_to(port, CANCEL + b"X" * 1_000) == b""
-        for first, alpn in ((SSL_REQUEST, ()), (b"", ("postgresql",))):
+        for first, alpn, behind in ((SSL_REQUEST, (), b""), (b"", ("postgresql",), b"X" * 1_000)):
             secured = await tls_stream(port, first=first, alpn=alpn)
-            await secured.send_all(CANCEL)
+            await secured.send_all(CANCEL + behind)
             with trio.fail_after(10):
                 assert await secured.receive_some() == b""
             await secured.aclose()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import yaml
 
 from pooler.settings import ConfigFaults, Settings, coordinator_spec, load, warnings_of
@@ -128,7 +129,9 @@ def test_files_that_cannot_serve_are_named(
     encrypted = tmp_path / "encrypted.key"
     subprocess.run(["openssl", "pkey", "-in", str(pair.key), "-aes256", "-passout", "pass:secret", "-out",
                     str(encrypted)], check=True, capture_output=True)
+    other_kind = Authority(tmp_path / "rsa", trustme.KeyType.RSA).host("db.test")
     cases = [
+        ("key_file", str(other_kind.key), "is not the key of the certificate"),
         ("key_file", str(other.key), "is not the key of the certificate"),
         ("key_file", str(pair.cert), "there is no private key in it"),
         ("key_file", str(encrypted), "it is encrypted"),
