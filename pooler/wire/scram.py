@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import stringprep
+import unicodedata
 from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from scramp.utils import ScramException, saslprep
 
 from pooler.errors import LoginRefused, ProtocolViolation
 from pooler.wire import sqlstate
@@ -41,14 +42,36 @@ def _is_iteration_count(digits: str) -> bool:
 
 
 def prepared(password: bytes) -> bytes:
-    """SASLprep of a password (RFC 4013); one that is not UTF-8 or is refused stays as it is, as in
-    PostgreSQL."""
+    """SASLprep of a password (RFC 4013) as PostgreSQL does it: one that is not UTF-8 or is refused stays as
+    it is."""
     if password.isascii():
         return password
     try:
-        return saslprep(password.decode("utf-8")).encode("utf-8") or password
-    except (UnicodeDecodeError, ScramException):
+        text = password.decode("utf-8")
+    except UnicodeDecodeError:
         return password
+    mapped = "".join(_mapped(text))
+    if not mapped or any(is_refused(each) for each in mapped for is_refused in _REFUSED):
+        return password
+    if any(stringprep.in_table_d1(each) for each in mapped):  # right to left: all of it or nothing
+        ends = stringprep.in_table_d1(mapped[0]) and stringprep.in_table_d1(mapped[-1])
+        if not ends or any(stringprep.in_table_d2(each) for each in mapped):
+            return password
+    return unicodedata.normalize("NFKC", mapped).encode("utf-8")
+
+
+_REFUSED = (
+    stringprep.in_table_c12, stringprep.in_table_c21_c22, stringprep.in_table_c3, stringprep.in_table_c4,
+    stringprep.in_table_c5, stringprep.in_table_c6, stringprep.in_table_c7, stringprep.in_table_c8,
+    stringprep.in_table_c9, stringprep.in_table_a1)
+
+
+def _mapped(text: str) -> Iterator[str]:
+    for each in text:
+        if stringprep.in_table_c12(each):
+            yield " "
+        elif not stringprep.in_table_b1(each):
+            yield each
 
 
 def salted_password(password: bytes, salt: bytes, iterations: int) -> bytes:
