@@ -16,7 +16,8 @@ pytestmark = pytest.mark.postgres
 
 CHOSEN = [
     "a", "pässword", "I\u00adX", "\u2168", "ª", "x\u00a0y", "\u3000wide", "\u00ad", "\u0627\u0031",
-    "\u0627\u0628", "a\u0627", "tab\there", "\u0007bell", "é\u0007", "e\u0301", "\ufb01", "\u200b", "z\u200dw", "\U0001f600",
+    "\u0627\u0628", "a\u0627", "tab\there", "\u0007bell", "é\u0007", "e\u0301", "\ufb01", "\u200b",
+    "z\u200dw", "\U0001f600",
     "\u0221", "\u0390\u1fd3", "\ufeff", "\u2028", "o\u0340", "\ue000", "\U000e0001", "ﷺ", "x" * 2_000 + "é",
 ]
 ALPHABET = ("a 1é\u00ad\u00a0\u2168\u0627\u0628\u05d0\u0301\u0340\u0341\u1680\u200b\u2060\u3000\ufb01\ufe0f"
