@@ -47,9 +47,10 @@ class MessageTooLong(PoolerError):
 class LoginRefused(PoolerError):
     """A client may not log in. `sqlstate` is an instance's own here."""
 
-    def __init__(self, message: str, sqlstate: str = "28000") -> None:
+    def __init__(self, message: str, sqlstate: str = "28000", detail: str = "") -> None:
         super().__init__(message)
         self.code = sqlstate
+        self.detail = detail
 
 
 class WaitEnded(PoolerError):

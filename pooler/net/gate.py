@@ -244,4 +244,5 @@ def refusal_message(error: PoolerError) -> bytes:
     if own:
         return messages.message(b"E", own)
     code = getattr(error, "code", "") or error.sqlstate
-    return messages.error_response(messages.Fault("FATAL", code, str(error)))
+    detail = getattr(error, "detail", "")
+    return messages.error_response(messages.Fault("FATAL", code, str(error), detail=detail))

@@ -62,8 +62,8 @@ class Door:
 class LoggedIn:
     """A client that proved who it is and has not been answered yet.
 
-    `parameters` are the startup parameters apart from user, database, options and replication; `options` are
-    the settings in `options`. `owed` must be the first bytes of the greeting. `leftover` are bytes that came
+    `parameters` are the startup parameters apart from user, database, options and replication; `options` is
+    as it came. `owed` must be the first bytes of the greeting. `leftover` are bytes that came
     after the last login message. `console`: it wants the admin database and may have it; `is_owner`: as an
     administrator, whatever its name.
     """
@@ -71,7 +71,7 @@ class LoggedIn:
     user: str
     database: str
     parameters: Mapping[str, str]
-    options: Mapping[str, str]
+    options: str
     replication: Replication
     protocol_minor: int
     address: PeerAddress
@@ -149,7 +149,7 @@ def _check_entry(door: Door, asked: StartupAsked, proven: Proven) -> bool:
         if asked.user not in door.console_users and not (proven.is_owner or proven.is_anybody):
             raise LoginRefused(f'user "{asked.user}" may not use the admin console')
         return True
-    if not door.database_exists(asked.database):
+    if asked.replication is not Replication.PHYSICAL and not door.database_exists(asked.database):
         raise LoginRefused(f'database "{asked.database}" does not exist', sqlstate.INVALID_CATALOG_NAME)
     return False
 

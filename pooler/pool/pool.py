@@ -28,6 +28,7 @@ from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
+from pooler.pool.starts import Starts
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
 from pooler.relay.leaving import deserted
 from pooler.relay.reactor import Reactor
@@ -98,6 +99,7 @@ class Pool:
         self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
         self.growth = Growth(self)
+        self.starts = Starts(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
         """At the making, whenever a client comes for it, and at a reload."""
@@ -286,6 +288,7 @@ class Pool:
             self.drain_at = None if view.serving and not limit else monotonic() + limit
             self.drain_cancelled = False
             self.growth.forget()
+            self.starts.forget()
             self._drop_unusable()
         self.wake()
 
@@ -293,6 +296,7 @@ class Pool:
         """Every session of now is closed as it falls idle; who refused us is asked again at once."""
         self.core.generation += 1
         self.growth.forget()
+        self.starts.forget()
         self._drop_unusable()
         self.grow()
 

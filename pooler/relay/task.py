@@ -16,6 +16,7 @@ from pooler.errors import BackendLost, PoolerError
 from pooler.relay import owed as o
 from pooler.wire.frames import FrameReader
 from pooler.wire.messages import SYNC, bind, execute, parse, query, read_data_row, read_fault
+from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import ClientStatements, Statement
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class QueryFailed(PoolerError):
-    """The server answered with an error; `code` is its SQLSTATE."""
+    """The server answered with an error; `code` is its SQLSTATE, `fields` its ErrorResponse if kept."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, fields: bytes = b"") -> None:
         super().__init__(message)
         self.code = code
+        self.fields = fields
 
 
 class TaskClient:
@@ -55,6 +57,20 @@ class TaskClient:
             await self._changed.wait()
         if self._error is not None:
             raise self._error
+
+    async def fit(self, wanted: ParameterSet) -> ParameterSet:
+        """Set these on the session, for as long as this task has it. → they as the server has them.
+
+        One round-trip at most. Raises QueryFailed with the server's own error, BackendLost.
+        """
+        server = self._session()
+        self.parameters, self.proven, self.fitting = wanted, False, True
+        server.fit(self)
+        while not self.proven:
+            await self._more()
+        self.fitting = False
+        fitted: ParameterSet = self.parameters
+        return fitted
 
     async def query(self, sql: str) -> list[list[bytes | None]]:
         """The rows of one simple query. Raises QueryFailed, BackendLost."""
@@ -108,6 +124,10 @@ class TaskClient:
         if self.server is None:
             raise self._error or BackendLost("the server went away")
 
+    def leaves_nothing(self) -> None:
+        """All that it did to the session is what `fit` set, which the session knows of."""
+        self.holds = False
+
     def give_back(self) -> None:
         """The block is over."""
         server, self.server = self.server, None
@@ -149,8 +169,9 @@ class TaskClient:
 
     def break_off(self, sqlstate: str, text: str) -> None:
         """A limit of the pool ends the use of the session."""
-        self._error = QueryFailed(sqlstate, text)
         server, self.server = self.server, None
+        said = server.own_error[5:] if server is not None and self.fitting else b""
+        self._error = QueryFailed(sqlstate, text, said)
         if server is not None:
             self.ticket.release()
             self.pool.client_left(server, self)
@@ -163,7 +184,8 @@ class TaskClient:
         self._changed.set()
 
     def fitted(self) -> None:
-        """A task takes the session's parameters as they are."""
+        """What `fit` asked for is set."""
+        self._changed.set()
 
     def did_not_happen(self, entry: o.Entry) -> None:
         """A task prepares nothing."""

@@ -6,7 +6,8 @@ pg_split_opts and ParseLongOption. Pure: bytes in, a request or ProtocolViolatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,11 +22,14 @@ from pooler.wire.messages import (
     SSL_CODE,
     shown,
     split_cstring,
+    text,
 )
 
 MINOR_MAX = 2  # protocol 3.2, PostgreSQL 18
 _PROTOCOL_OPTION = "_pq_."
 _TRUE_WORDS = ("true", "yes", "on", "1")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(?:\.[A-Za-z_][A-Za-z0-9_$]*)*")
+_DIGITS = re.compile(rb"\d{1,9}")
 _FALSE_WORDS = ("false", "no", "off", "0")
 
 
@@ -54,13 +58,14 @@ class CancelAsked:
 @dataclass(frozen=True, slots=True)
 class StartupAsked:
     """A startup packet: `minor` is the version to be spoken, `unknown_options` the `_pq_.` names not served,
-    `must_negotiate` whether the client has to be told. `database` is the user where none was named."""
+    `must_negotiate` whether the client has to be told. `database` is the user where none was named;
+    `options` as it came: see `settings_of`."""
 
     user: str
     database: str
     minor: int
     parameters: Mapping[str, str]
-    options: Mapping[str, str]
+    options: str
     replication: Replication
     unknown_options: tuple[str, ...]
     must_negotiate: bool
@@ -124,7 +129,7 @@ def _read_startup(minor: int, pairs: dict[str, str]) -> StartupAsked:
     replication = read_replication(named.pop("replication", ""))
     return StartupAsked(
         user=user, database=named.pop("database", "") or user, minor=min(minor, MINOR_MAX),
-        options=read_options(named.pop("options", "")), parameters=named, replication=replication,
+        options=named.pop("options", ""), parameters=named, replication=replication,
         unknown_options=unknown, must_negotiate=minor > MINOR_MAX or bool(unknown),
     )
 
@@ -174,16 +179,62 @@ def read_options(options: str) -> dict[str, str]:
     words = iter(split_options(options))
     for word in words:
         if word.startswith("--") and len(word) > 2:
-            setting = word[2:]
+            dash, setting = "--", word[2:]
         elif word.startswith("-c"):
-            setting = word[2:] or next(words, "")
+            dash, setting = "-c ", word[2:] or next(words, "")
         else:
             raise LoginRefused(
                 f'unsupported switch "{word}" in startup parameter "options": only -c name=value and '
                 "--name=value can be used", sqlstate.FEATURE_NOT_SUPPORTED)
         name, equals, value = setting.partition("=")
         if not name or not equals:
-            raise LoginRefused(
-                f'"{setting}" in startup parameter "options" requires a value', sqlstate.SYNTAX_ERROR)
-        settings[name.replace("-", "_")] = value
+            raise LoginRefused(f"{dash}{setting} requires a value", sqlstate.SYNTAX_ERROR)
+        name = name.replace("-", "_")
+        settings.pop(name, None)  # of two in other letters the last one counts, too
+        settings[name] = value
     return settings
+
+
+def settings_of(
+    options: str, parameters: Mapping[str, str], *, ignored: Collection[str], kept: Collection[str]
+) -> dict[bytes, bytes]:
+    """What a client's start sets; what stands in the packet by its own name counts more than `options`.
+
+    `ignored`: the names, in lower case, of ignore_startup_parameters; they are left out, but those that are
+    `kept` (in lower case, too), as PgBouncer does. `options` among them: what `options` has, apart from
+    those, and what of it cannot be read. Raises LoginRefused as the server does for a name.
+    """
+    by_options = "options" in ignored
+    try:
+        first = read_options(options)
+    except LoginRefused:
+        if not by_options:
+            raise
+        first = {}
+    if by_options:
+        first = {name: value for name, value in first.items() if name.lower() in kept}
+    settings = {name: value for name, value in (first | dict(parameters)).items()
+                if name.lower() not in ignored or name.lower() in kept}
+    for name in settings:
+        _check_name(name)
+    return {text(name): text(value) for name, value in settings.items()}
+
+
+def _check_name(name: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        if "." in name:
+            raise LoginRefused(
+                f'invalid configuration parameter name "{name}"', sqlstate.INVALID_NAME,
+                "Custom parameter names must be two or more simple identifiers separated by dots.")
+        raise LoginRefused(
+            f'unrecognized configuration parameter "{name}"', sqlstate.UNDEFINED_OBJECT)
+
+
+def clean_ascii(value: bytes, server_version: bytes) -> bytes:
+    """A name as servers keep it (application_name): what is not printable ASCII is `?`, and from 16 on
+    its code."""
+    major = _DIGITS.match(server_version)
+    shows_code = major is not None and int(major[0]) >= 16
+    return b"".join(
+        bytes((each,)) if 32 <= each <= 126 else b"\\x%02x" % each if shows_code else b"?"
+        for each in value)

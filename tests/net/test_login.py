@@ -131,7 +131,7 @@ async def test_the_right_password_logs_in_and_is_owed_its_ok(
         await answer(peer, b"pw")
         got = await verdict.logged_in()
         assert (got.user, got.database, got.address, got.console) == (user, "db", HERE, False)
-        assert (got.parameters, got.options) == ({"application_name": "app"}, {"a": "b"})
+        assert (got.parameters, got.options) == ({"application_name": "app"}, "-c a=b")
         assert got.owed.endswith(messages.AUTHENTICATION_OK)
         assert peer.reader.buffered == 0
 

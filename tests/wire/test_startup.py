@@ -116,6 +116,7 @@ OPTIONS = [
     (r"-c search_path=a\ b\\c", {"search_path": r"a b\c"}),
     (r"--a=\-c\ b=c", {"a": "-c b=c"}),
     ("-c a=b=c -c a=d", {"a": "d"}),
+    ("-c Ab=1 -c aB=2 -c Ab=3", {"aB": "2", "Ab": "3"}),
     ("", {}),
 ]
 
@@ -149,3 +150,44 @@ def test_an_unclear_replication_is_refused(value: str) -> None:
     with pytest.raises(LoginRefused) as refused:
         startup.read_replication(value)
     assert refused.value.code == "22023"
+
+
+def settings(options: str = "", ignored: tuple[str, ...] = (), **parameters: str) -> dict[str, str]:
+    found = startup.settings_of(options, parameters, ignored=ignored, kept=("datestyle", "application_name"))
+    return {name.decode(): value.decode() for name, value in found.items()}
+
+
+def test_what_the_packet_names_itself_counts_more_than_options() -> None:
+    assert settings("-c a=1 -c b=2", b="3") == {"a": "1", "b": "3"}
+
+
+def test_ignored_start_parameters_are_left_out_and_those_that_follow_a_client_are_not() -> None:
+    given = {"extra_float_digits": "2", "DateStyle": "ISO", "work_mem": "1MB"}
+    assert settings("", ("extra_float_digits", "datestyle"), **given) == {
+        "DateStyle": "ISO", "work_mem": "1MB"}
+    assert settings("-c Work_mem=1 -c geqo=off", ("work_mem",)) == {"geqo": "off"}
+
+
+def test_ignored_options_take_along_what_in_them_follows_no_client_or_cannot_be_read() -> None:
+    assert settings("-c datestyle=ISO -c geqo=off", ("options",), jit="off") == {
+        "datestyle": "ISO", "jit": "off"}
+    assert settings("-d 5", ("options",), jit="off") == {"jit": "off"}
+    with pytest.raises(LoginRefused, match="unsupported switch"):
+        settings("-d 5")
+
+
+@pytest.mark.parametrize(("name", "code", "message"), [
+    ("+search_path", "42704", 'unrecognized configuration parameter "+search_path"'),
+    ("1a.b", "42602", 'invalid configuration parameter name "1a.b"'),
+    ("a.b;x", "42602", 'invalid configuration parameter name "a.b;x"'),
+])
+def test_what_cannot_be_a_name_is_refused_in_the_servers_words(name: str, code: str, message: str) -> None:
+    with pytest.raises(LoginRefused) as refused:
+        settings(f"-c{name}=1")
+    assert (str(refused.value), refused.value.code) == (message, code)
+
+
+@pytest.mark.parametrize(("version", "kept"), [
+    (b"15.3 (Debian)", b"a ?? b"), (b"16beta1", b"a \\xc3\\xa9 b"), (b"", b"a ?? b")])
+def test_an_application_name_is_kept_in_ascii(version: bytes, kept: bytes) -> None:
+    assert startup.clean_ascii("a é b".encode(), version) == kept
