@@ -28,11 +28,14 @@ from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.serve.registry import Registry
 from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
-from pooler.wire.messages import text
 from pooler.wire.parameters import ParameterSet
-from pooler.wire.startup import CancelAsked, Replication
+from pooler.wire.startup import CancelAsked, Replication, clean_ascii, settings_of
 
 log = structlog.get_logger()
+
+# these follow a client with PgBouncer, too, whatever ignore_startup_parameters names
+_KEPT = frozenset(("client_encoding", "datestyle", "timezone", "standard_conforming_strings",
+                   "application_name"))
 
 Handle = Callable[[RawSocket, PeerAddress], Awaitable[None]]
 
@@ -155,9 +158,11 @@ class Entrance:
         client.start(asked.leftover)
 
     async def _greet(self, pool: Pool, raw: RawSocket, asked: LoggedIn, deadline: float) -> ClientConn:
-        greeting = await pool.greeting_parameters(max(0.0, deadline - trio.current_time()))
-        parameters = self._wanted(greeting, asked)
-        told = greeting | dict(parameters.items())
+        try:
+            with trio.fail_at(deadline):
+                told, parameters = await self._started(pool, asked, deadline)
+        except trio.TooSlowError:
+            raise LoginRefused("client_login_timeout", "08P01") from None
         registry = self._registry
         key = make_key(
             registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
@@ -165,21 +170,29 @@ class Entrance:
         application_name = asked.parameters.get("application_name", "")
         tenant, klass = registry.tenant(asked.user, asked.database, application_name, asked.address.host)
         address = f"{asked.address.host}:{asked.address.port}"
-        return ClientConn(
+        client = ClientConn(
             registry.parts.reactor, pool, raw.release(), address, key, parameters,
             encode_who(tenant, klass, address), application_name)
+        client.proven = True
+        return client
 
-    def _wanted(self, greeting: dict[bytes, bytes], asked: LoggedIn) -> ParameterSet:
-        """The session parameters of this client: its own where it gave some, else the server's."""
-        ignored = {name.lower() for name in self._registry.settings.pool.ignore_startup_parameters}
+    async def _started(
+        self, pool: Pool, asked: LoggedIn, deadline: float
+    ) -> tuple[dict[bytes, bytes], ParameterSet]:
+        """What this client is told at login, and its session parameters: its own where it gave some and a
+        server has taken them, else the server's."""
+        settings = self._registry.settings.pool
+        start = settings_of(
+            asked.options, asked.parameters,
+            ignored={name.lower() for name in settings.ignore_startup_parameters},
+            kept=_KEPT | {name.lower() for name in settings.track_extra_parameters})
+        greeting = await pool.greeting_parameters(deadline - trio.current_time())
         base = self._parameters_of({**greeting, b"application_name": b""})
-        given = {**asked.options, **asked.parameters}
-        try:
-            return base.with_startup({
-                text(name): text(value)
-                for name, value in given.items() if name.lower() not in ignored})
-        except ValueError as fault:
-            raise LoginRefused(f"unsupported startup parameter: {fault}", "08P01") from None
+        name = start.pop(b"application_name", b"")
+        taken = await pool.starts.proved(base, start, greeting, deadline - trio.current_time())
+        start[b"application_name"] = clean_ascii(name, greeting.get(b"server_version", b""))
+        parameters = taken.onto(base.with_startup(start))
+        return greeting | dict(taken.told) | dict(parameters.items()), parameters
 
 
 def _too_many(limit: int) -> TooManyClients:
