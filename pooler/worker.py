@@ -41,6 +41,7 @@ from pooler.pool.pool import Parts
 from pooler.relay.reactor import Reactor
 from pooler.serve.agent import serve_agent
 from pooler.serve.authority import Authority
+from pooler.serve.changes import sweep_followed
 from pooler.serve.commands import Commands
 from pooler.serve.drain import drain_clients, end_clients
 from pooler.serve.encryption import Encryption
@@ -153,6 +154,7 @@ class Worker:
             now = monotonic()
             if ticks % STATS_TICKS == 0:
                 self.figures.end_period()
+            sweep_followed(self.registry)
             for key, pool in list(self.registry.pools.items()):
                 janitor.end_late_waits(pool, now)
                 janitor.end_overdue_drain(pool, now)

@@ -18,6 +18,7 @@ from pooler.settings import DatabaseSettings
 
 PORT: Final = 5432
 UNLIMITED_PERMITS: Final = 10_000
+REPLICATIONS: Final = 100
 QUEUE_MAX: Final = 1_000_000
 NEVER: Final = "8760h"
 _OWN_WAY = frozenset({"host", "port", "user", "password", "min_pool_size", "max_db_connections",
@@ -53,8 +54,11 @@ class Databases:
                 continue
             word = ledger_word(part.name)
             file = f"policies/{word}.yaml"
-            entries[part.name] = {"policy": file, **self._entry(part, notes)}
-            policies[file] = self._policy(part, f"{word}/write", notes)
+            entry = self._entry(part, notes)
+            entries[part.name] = {"policy": file, **entry}
+            # other servers behind a name are another ledger: a reload of the ini may bring them
+            place = f"-{_short_hash(' '.join(entry['hosts']))}" if self._unlimited else ""
+            policies[file] = self._policy(part, f"{word}{place}/write", notes)
         return entries, policies
 
     def _entry(self, part: Part, notes: Notes) -> dict[str, Any]:
@@ -137,10 +141,15 @@ class Databases:
                 "permits": permits, "maxQueue": QUEUE_MAX, "queueDeadline": NEVER, "maxWait": NEVER,
                 "transactionLimit": NEVER}},
             "fairness": "weighted-deficit-v2",
+            **({"replicationReserve": REPLICATIONS} if self._unlimited else {}),
         }
 
 
 def ledger_word(name: str) -> str:
     """A word for the ledger and the policy's file that is a database's alone, whatever its name has."""
     plain = re.sub(r"[^a-z0-9-]+", "-", "any" if name == ANY_DATABASE else name).strip("-")[:40]
-    return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}".strip("-")
+    return plain if plain == name else f"{plain}-{_short_hash(name)}".strip("-")
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

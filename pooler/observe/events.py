@@ -19,6 +19,7 @@ class Event(StrEnum):
     CONFIG_REFUSED = "config_refused"
     SIGNAL_RECEIVED = "signal_received"
     TAKEOVER_ASKED = "takeover_asked"
+    POOL_CHANGED = "pool_changed"
     WORKER_DRAINING = "worker_draining"
     CLIENT_REFUSED = "client_refused"
     AUTH_QUERY_FAILED = "auth_query_failed"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -16,6 +16,9 @@ from pooler.relay.client import ClientConn
 from pooler.wire.auth import ServerSecret
 from pooler.wire.parameters import ParameterSet, TrackedParameters
 from pooler.wire.scram import Keys
+
+if TYPE_CHECKING:
+    from pooler.pool.pool import Pool
 
 Values = tuple[tuple[bytes | None, ...], int, tuple[tuple[bytes, bytes], ...]]
 
@@ -94,3 +97,20 @@ def parameters_of(values: Values, tracked: TrackedParameters) -> ParameterSet:
 
 def _values(parameters: ParameterSet) -> Values:
     return parameters.values, parameters.told, parameters.extra
+
+
+def change_pool(client: ClientConn, new: Pool) -> bool:
+    """Serve a client from another pool of the same database and user from now on; False while it holds a
+    session of the old one. A wait goes on, in the new pool's queue."""
+    old = client.pool
+    if client.server is not None or client.closing:
+        return False
+    waits = old.withdraw(client.ticket)
+    old.clients.discard(client)
+    old.pinned.discard(client)
+    client.pool, client.holds = new, new.holds_session
+    new.clients.add(client)
+    if waits:
+        data, client.buffer = client.buffer, b""
+        client.resume(data)
+    return True

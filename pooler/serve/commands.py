@@ -53,12 +53,16 @@ class Commands:
             special(args)
             return
         database = args.get("database")
-        if database is not None and database not in self._registry.settings.databases:
+        if database is not None and not self._is_known(database):
             raise LinkRefused("no_database", f"no such database: {database}")
         action = self._actions.get(name.lower())
         if action is None:
             raise LinkRefused("no_command", f"a worker knows no command {name}")
         await action(database)
+
+    def _is_known(self, database: str) -> bool:
+        """An entry, or a name that the entry for any name has served."""
+        return database in self._registry.settings.databases or any(self._registry.by_name(database))
 
     def recall(self) -> None:
         """Take over what was paused, disabled and set before this worker started."""

@@ -17,6 +17,7 @@ from pooler.pool.plan import plan_for
 from pooler.pool.pool import Parts, Pool
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
+from pooler.serve.changes import apply_changes
 from pooler.serve.client_numbers import ClientNumbers
 from pooler.settings import Settings
 from pooler.wire.auth import ServerSecret
@@ -43,6 +44,7 @@ class Registry:
     numbers: ClientNumbers[ClientConn] = field(default_factory=ClientNumbers)
     consoles: dict[bytes, Interrupt] = field(default_factory=dict)
     known_users: Collection[str] = ()  # those of the userlist
+    followed: dict[Pool, Pool] = field(default_factory=dict)  # by the pool of another ledger, see changes
     paused: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)
     set_here: dict[str, str] = field(default_factory=dict)  # by SET, on top of the config
@@ -91,12 +93,8 @@ class Registry:
         self.numbers.drop(client)
 
     def apply_settings(self) -> None:
-        """After a reload: sizes and limits of the pools there are."""
-        for key, pool in self.pools.items():
-            if self.settings.database_for(key.name, None) is not None:
-                pool.apply_settings(plan_for(
-                    self.settings, key.name, key.user, pool.plan.secret, key.service,
-                    forces_user=key.forces_user))
+        """After a reload."""
+        apply_changes(self)
 
     def ledger_changed(self, view: LedgerView) -> None:
         """Tell the pools of this ledger what epoch it is. Pools that were stopped stay so."""

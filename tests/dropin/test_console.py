@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from pooler.demo.postgres import Role, Server
 from tests.dropin.conftest import Play
 from tests.dropin.rig import OURS, THEIRS, Played
-from tests.support.postgres import Database
+from tests.support.postgres import Database, make_database
 from tests.support.wait import wait_until
 
 BOTH = pytest.mark.parametrize("side", [OURS, THEIRS])
@@ -201,3 +202,38 @@ def test_shutdown_commands_are_the_signals(play: Play, server: Database) -> None
     played.console("shutdown")
     assert played.wait_end() == 0
     assert not played.socket.exists()
+
+
+def test_a_reload_that_names_another_database_or_server_is_followed(
+    play: Play, server: Database, postgres_servers: Callable[[int], Server]
+) -> None:
+    other = make_database(postgres_servers(18))
+    other.server.create_role(Role(server.user, server.password))
+    played = play(settings={"pool_mode": "transaction"})
+    with psycopg.connect(host="127.0.0.1", port=played.port, user=server.user, dbname="app",
+                         autocommit=True) as stays:
+        assert stays.execute("select current_database()").fetchone() == (server.dbname,)
+        for dbname, port in (("postgres", server.port), (other.dbname, other.port)):
+            played.databases = f"app = host=127.0.0.1 port={port} dbname={dbname}"
+            played.write()
+            assert played.console("reload").stdout == "RELOAD\n"
+            query = "select current_database()"
+
+            def is_there(dbname: str = dbname, query: str = query) -> bool:
+                fresh = played.psql("app", server.user, query).stdout.strip()
+                return (fresh,) == stays.execute(query).fetchone() == (dbname,)
+
+            wait_until(is_there, f"it is {dbname}", 30)
+
+
+def test_clients_of_a_database_that_is_gone_from_the_ini_are_told(play: Play, server: Database) -> None:
+    played = play(more=f"gone = host=127.0.0.1 port={server.port} dbname={server.dbname}")
+    with psycopg.connect(host="127.0.0.1", port=played.port, user=server.user, dbname="gone",
+                         autocommit=True) as client:
+        client.execute("select 1")
+        played.more = ""
+        played.write()
+        played.console("reload")
+        with pytest.raises(psycopg.OperationalError, match="database removed"):
+            client.execute("select pg_sleep(20)")
+    assert "no such database: gone" in played.psql("gone", server.user, "select 1").stderr
