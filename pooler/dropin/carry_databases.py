@@ -24,15 +24,11 @@ NEVER: Final = "8760h"
 _OWN_WAY = frozenset({"host", "port", "user", "password", "min_pool_size", "max_db_connections",
                       "load_balance_hosts", "dbname"})
 _NO_KEY: Final = {
-    "auth_user": "this version takes users from auth_file only",
-    "auth_query": "this version takes users from auth_file only",
-    "auth_dbname": "this version takes users from auth_file only",
     "client_encoding": "a client's own, else the server's, is used",
     "datestyle": "a client's own, else the server's, is used",
     "timezone": "a client's own, else the server's, is used",
     "application_name": "a client's own is used",
     "max_db_client_connections": "this version has no such limit for one database yet",
-    "pool_mode": "", "connect_query": "", "pool_size": "",
 }
 
 
