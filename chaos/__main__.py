@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos.storm import StormResult, storm
+from chaos.fuzz import fuzz
+from chaos.outcome import Outcome
+from chaos.storm import storm
 from pooler.demo import judge
 from pooler.demo.process import PartFailed
 
-Scenario = Callable[[int, float, Callable[[str], None]], StormResult]
-SCENARIOS: dict[str, Scenario] = {"storm": storm}
+Scenario = Callable[[int, float, Callable[[str], None]], Outcome]
+SCENARIOS: dict[str, Scenario] = {"storm": storm, "fuzz": fuzz}
 
 
 def main() -> int:
@@ -45,8 +47,7 @@ def run_one(name: str, seed: int, seconds: float) -> dict[str, object]:
         print(f"  {'ok  ' if verdict.held else 'FAIL'} {verdict.name:8} {verdict.text}")
     failed_names = [verdict.name for verdict in result.verdicts if not verdict.held]
     print(f"{name}: {'FAIL: ' + ', '.join(failed_names) if failed_names else 'PASS'}")
-    return {"passed": not failed_names, "checks": judge.figures(result.verdicts), "kills": result.kills,
-            "logins": result.logins, "transactions": result.transactions}
+    return {"passed": not failed_names, "checks": judge.figures(result.verdicts), **result.figures}
 
 
 if __name__ == "__main__":

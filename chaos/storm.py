@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from chaos.outcome import Outcome
 from chaos.world import DBNAME, PASSWORD, USER, World, world
 from pooler.demo import judge, schema
 from pooler.demo.client import RawClient, ServerSaid
@@ -32,17 +32,7 @@ KILL_EVERY_SECONDS = (6.0, 9.0)  # a worker that dies five times in a minute is 
 QUIET_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class StormResult:
-    """What came of it."""
-
-    verdicts: list[Verdict]
-    kills: int
-    logins: dict[str, int]
-    transactions: int
-
-
-def storm(seed: int, seconds: float, say: Callable[[str], None]) -> StormResult:
+def storm(seed: int, seconds: float, say: Callable[[str], None]) -> Outcome:
     """Run it for so long. Raises PartFailed."""
     chance = Random(seed)
     with world(permits=PERMITS, workers=WORKERS) as here:
@@ -57,7 +47,7 @@ def storm(seed: int, seconds: float, say: Callable[[str], None]) -> StormResult:
         left = here.fleet.stop()
         verdicts += [Verdict("orphans", not left, f"processes left behind: {len(left)}"), *_judge(here)]
         moved = sum(schema.calls(here.server, DBNAME).values())
-        return StormResult(verdicts, kills, dict(outcomes), moved)
+        return Outcome(verdicts, {"kills": kills, "logins": dict(outcomes), "transactions": moved})
 
 
 def _start_load(here: World) -> Child:

@@ -17,5 +17,5 @@ def test_a_storm_of_logins_under_kills_keeps_the_budget() -> None:
         missing("the storm needs a PostgreSQL and an etcd")
     result = storm(seed=1, seconds=12, say=print)
     assert [verdict for verdict in result.verdicts if not verdict.held] == []
-    assert result.kills >= 2
-    assert result.transactions > 100 * PERMITS
+    assert result.figures["kills"] >= 2
+    assert result.figures["transactions"] > 100 * PERMITS
