@@ -177,12 +177,16 @@ def our_rows(snapshot: LedgerSnapshot, look: Look, pools: frozenset[Pool]) -> li
     """The rows that must have a permit: by role and database, by birth tag, or by a recorded pid."""
     tag = snapshot.head.tag if snapshot.head else ""
     held = [each.session for each in snapshot.sessions]
-    known = pools | {Pool(session.dbname, session.user) for session in held}
+    known = pools | {
+        Pool(session.dbname, session.user) for session in held if session.kind is not Kind.REPLICATION}
     pids = {(session.pid, session.backend_start_us) for session in held if session.pid}
     births = tuple(f"pooler:{tag}:{kind[0]}" for kind in Kind)
+
+    def has_permit(row: Row) -> bool:
+        return row.application_name.startswith(births) or (row.pid, row.backend_start_us) in pids
+
     return [
-        row for row in look.rows if row.is_client and (
+        row for row in look.rows if (row.is_walsender and has_permit(row)) or (row.is_client and (
             Pool(row.dbname or "", row.user or "") in known
-            or row.application_name == reaper_name(tag) or row.application_name.startswith(births)
-            or (row.pid, row.backend_start_us) in pids)
+            or row.application_name == reaper_name(tag) or has_permit(row)))
     ]

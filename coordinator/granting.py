@@ -15,7 +15,7 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.ledger import Granted, Ledger, Voided
-from coordinator.ledger.record import UnknownSchema
+from coordinator.ledger.record import Kind, UnknownSchema
 from coordinator.ledger.reservation import Reserve
 from coordinator.ledger.rules import Code, Refused
 from coordinator.link import LinkLost
@@ -129,8 +129,8 @@ class Granting:
             await local.quiet.wait()
 
     async def _reserve(self, local: Local, db: str, ask: Reserve, deadline: float) -> Granted | Refused:
-        line, pool = self._lines[db], Pool(db, ask.dbname, ask.user)
-        waits = deadline > trio.current_time()
+        line, pool = self._lines[db], Pool(db, ask.dbname, ask.user, ask.kind)
+        waits = deadline > trio.current_time() and ask.kind is Kind.MAIN  # nobody sheds any other for it
         vain = line.queue.reason_before(pool) or (self._known_full(line, pool) if waits else None)
         outcome: Granted | Refused = Refused(vain or Code.FULL, "others wait already")
         if vain is None:
@@ -146,7 +146,7 @@ class Granting:
         self.stir(db)
 
     def _note(self, local: Local, db: str, ask: Reserve, granted: Granted) -> None:
-        local.permits[db, granted.permit] = Pool(db, ask.dbname, ask.user)
+        local.permits[db, granted.permit] = Pool(db, ask.dbname, ask.user, ask.kind)
         local.requests[ask.request_id] = (db, granted.permit)
         _log.debug(Event.PERMIT_RESERVED, database=db, permit=str(granted.permit), worker=local.boot_id)
 

@@ -96,6 +96,7 @@ class Policy:
             "serverSessionPermits": self.server_session_permits,
             "reservePermits": self.reserve_permits,
             "adminReserve": self.admin_reserve,
+            "replicationReserve": self.replication_reserve,
             "poolMode": self.pool_mode,
             "executionClasses": {
                 name: {"permits": each.permits, "maxQueue": each.max_queue,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from coordinator.ledger.record import Kind
 from coordinator.ledger.rules import Code
 
 WAITED_FOR = frozenset({Code.FULL, Code.SEATS_FULL, Code.DRAINING, Code.LEDGER_UNAVAILABLE})
@@ -20,11 +21,12 @@ ASK_SECONDS_MAX = 30.0  # whoever was asked to shed and has not by then is not c
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The sessions of one role in one database of one ledger."""
+    """The sessions of one role in one database of one ledger, on slots of one kind."""
 
     db: str
     dbname: str
     user: str
+    kind: Kind = Kind.MAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,8 @@ class Queue:
 
     def reason_before(self, pool: Pool) -> Code | None:
         """What those wait for whom a newcomer of this pool may not overtake; None: there are none."""
-        return next((w.reason for w in self._waiters
-                     if w.reason is not Code.SEATS_FULL or w.pool == pool), None)
+        return next((w.reason for w in self._waiters if w.pool.kind is pool.kind
+                     and (w.reason is not Code.SEATS_FULL or w.pool == pool)), None)
 
 
 @dataclass(slots=True)
@@ -143,7 +145,8 @@ def choose_shed(
 
     `held` counts open sessions, `asked` what was asked for and not yet given, `coming` what of that is for
     the asker's own pool; `reachable` are the boot ids with a live link. The pool's own sessions on other
-    workers come first; for want of a slot, then any pool.
+    workers come first; for want of a slot, then any pool. Only sessions that serve one transaction after
+    another can be shed.
     """
     mine = held.get(waiter.holding, 0) + coming
 
@@ -153,7 +156,7 @@ def choose_shed(
     candidates = [
         holding for holding in held
         if holding.boot_id in reachable and surplus(holding) > 1 and holding.pool.db == waiter.pool.db
-        and holding != waiter.holding
+        and holding != waiter.holding and holding.pool.kind is waiter.pool.kind is Kind.MAIN
     ]
     own_pool = [holding for holding in candidates if holding.pool == waiter.pool]
     if waiter.reason is Code.SEATS_FULL:

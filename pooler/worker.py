@@ -83,12 +83,13 @@ class Worker:
             partial(trio.open_unix_socket, spec["coordinator_socket"]), _identity(spec), self.holder)
         self.reactor = Reactor()
         self.tracked = TrackedParameters(settings.pool.track_extra_parameters)
-        self.count = ClientCount(run_dir / "clients.cnt")
         self.encryption = Encryption(settings)
+        self.count = ClientCount(run_dir / "clients.cnt")
+        look = TextLook(settings.pool.session_state_functions)
         self.parts = Parts(
             nursery=nursery, reactor=self.reactor, permits=self.permits,
             table=SessionTable.create(run_dir, boot_id), random=Random(),
-            statements=Statements(), look=TextLook(settings.pool.session_state_functions),
+            statements=Statements(look.residue), look=look,
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts)
@@ -197,7 +198,7 @@ class Worker:
     async def cancel(self, key: bytes) -> None:
         """A CancelRequest that came in here: ours, or another worker's."""
         ordinal = ordinal_of(key)
-        if key in self.registry.clients or key in self.registry.consoles:
+        if self.holder.has(key):
             await self.holder.cancel(key)
         elif ordinal is not None and ordinal != self.permits.ordinal:
             await self.permits.forward_cancel(ordinal, key)
@@ -217,7 +218,7 @@ class Worker:
         log.info(Event.WORKER_DRAINING, index=self.spec["index"])
         self.shut_doors()
         await drain_clients(self.registry, self.figures.logins_open, args.get("timeout_seconds") or 0.0)
-        return {"clients": len(self.registry.clients)}
+        return {"clients": len(self.registry.clients) + len(self.registry.replications)}
 
     async def stop(self, args: Args) -> Args:
         """Close every session with proof and end."""
@@ -264,7 +265,7 @@ class Worker:
         with trio.move_on_after(seconds_max):
             for pool in self.registry.pools.values():
                 pool.stop()
-            while self.parts.servers:
+            while self.parts.servers or self.registry.replications:
                 await self.parts.server_forgotten.wait()
 
 

@@ -33,6 +33,11 @@ class Row:
         """An ordinary session (not a walsender, not a process of the server's own)."""
         return self.backend_type in (None, "client backend")
 
+    @property
+    def is_walsender(self) -> bool:
+        """A replication connection: ours only where a permit names it, for standbys connect by themselves."""
+        return self.backend_type == "walsender"
+
 
 @dataclass(frozen=True, slots=True)
 class Look:

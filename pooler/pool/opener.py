@@ -8,6 +8,7 @@ before it is recorded as open.
 from __future__ import annotations
 
 import socket
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Protocol
@@ -27,11 +28,15 @@ from pooler.wire.auth import ServerSecret
 GIVE_UP_SECONDS_MAX = 3.0  # for the orderly end of a session that is given up before anybody used it
 SHIELD_SECONDS_MAX = 2 * GIVE_UP_SECONDS_MAX
 
+AskFacts = Callable[[Dialled, str], Awaitable[SessionFacts]]
+"""(an idle session, its address as dialled) → what its server says of it; raises as session_facts."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
     """What to open. `seats`: sessions that the pool (dbname, user) may have over the whole fleet.
 
+    `options` and `parameters` go into the startup packet; `ask` learns who the server is.
     `eof_is_proof`: whether the server's end of file proves a session gone; None: where pid and both socket
     ends are the same on either side, so that nothing stands between.
     """
@@ -48,6 +53,9 @@ class OpenPlan:
     keepalive: KeepAlive | None = field(default_factory=KeepAlive)
     eof_is_proof: bool | None = None
     tls: ServerTls | None = None
+    options: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    ask: AskFacts = session_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +190,7 @@ class _Opening:
         return Target(
             host=host.strip("[]"), port=int(port), user=self._plan.user, database=self._plan.dbname,
             application_name=self._granted.tag, secret=self._plan.secret, keepalive=self._plan.keepalive,
-            tls=self._plan.tls)
+            tls=self._plan.tls, options=self._plan.options, parameters=self._plan.parameters)
 
     def _not_born(self, proven: bool) -> None:
         """No session came of it, or (not proven) nobody can say."""
@@ -203,7 +211,7 @@ class _Opening:
         where = f"server {self._granted.address}"
         try:
             with trio.fail_after(self._plan.connect_timeout_seconds):
-                return await session_facts(dialled, self._granted.address)
+                return await self._plan.ask(dialled, self._granted.address)
         except trio.TooSlowError:
             raise BackendLost(f"{where}: no answer to the first query") from None
         except Broken as broken:

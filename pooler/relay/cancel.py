@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -20,7 +20,15 @@ from pooler.relay.leaving import free
 from pooler.wire.messages import cancel_request
 
 if TYPE_CHECKING:
+    from pooler.pool.opener import OpenSession
     from pooler.relay.server import ServerConn
+
+
+class Cancellable(Protocol):
+    """What a cancel request needs of a session."""
+
+    @property
+    def opened(self) -> OpenSession: ...
 
 
 async def cancel_for(server: ServerConn, aimed_at: object, timeout_seconds: float) -> None:
@@ -39,7 +47,7 @@ async def cancel_for(server: ServerConn, aimed_at: object, timeout_seconds: floa
             free(server, monotonic())
 
 
-async def cancel_and_wait(server: ServerConn, timeout_seconds: float) -> bool:
+async def cancel_and_wait(server: Cancellable, timeout_seconds: float) -> bool:
     """Cancel whatever runs on a session that is being closed. False if that was not seen to end."""
     return await _send(server, lambda: True, timeout_seconds)
 
@@ -61,19 +69,20 @@ async def end_without_word(sock: socket.socket, timeout_seconds: float) -> bool:
     return False
 
 
-async def _send(server: ServerConn, still: Callable[[], bool], timeout_seconds: float) -> bool:
+async def _send(server: Cancellable, still: Callable[[], bool], timeout_seconds: float) -> bool:
+    opened = server.opened
     with trio.move_on_after(timeout_seconds or float("inf")):
         try:
-            host, _, port = server.opened.backend.address.rpartition(":")
+            host, _, port = opened.backend.address.rpartition(":")
             raw = RawSocket(await connect(host.strip("[]"), int(port)))
         except Broken:
             return False
         try:
-            if server.opened.tls is not None:  # as its session: the key is as good as a password
-                await request_tls(raw, server.opened.tls, host.strip("[]"))
+            if opened.tls is not None:  # as its session: the key is as good as a password
+                await request_tls(raw, opened.tls, host.strip("[]"))
             if not still():
                 return True
-            await raw.send_all(cancel_request(server.pid.to_bytes(4, "big", signed=True) + server.secret_key))
+            await raw.send_all(cancel_request(opened.pid.to_bytes(4, "big", signed=True) + opened.secret_key))
             await raw.recv()  # the postmaster's child closes when the signal has been sent
             return True
         except (Broken, PeerGone):

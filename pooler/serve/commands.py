@@ -121,6 +121,9 @@ class Commands:
             for client in list(pool.clients):
                 client.break_off("57P01", "database killed by an administrator")
             pool.close_idle("killed by an administrator")
+        for replication in tuple(self._registry.replications.values()):
+            if database in (None, replication.plan.name):
+                replication.break_off("57P01", "database killed by an administrator")
 
     def _set(self, args: dict[str, Any]) -> None:
         try:

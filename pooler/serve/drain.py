@@ -13,6 +13,7 @@ import trio
 from pooler.serve.registry import Registry
 
 LOOK_SECONDS = 0.05
+ADMINISTRATOR = "terminating connection due to administrator command"
 FIRST_WORD_SECONDS = 1.0  # a client whose login was under way is not turned away before it has said anything
 
 
@@ -23,7 +24,8 @@ async def drain_clients(
     the time is over. Logins under way are waited for a moment."""
     began = monotonic()
     with trio.move_on_after(timeout_seconds):
-        while registry.clients or (logins_open() and monotonic() - began < FIRST_WORD_SECONDS):
+        while (registry.clients or registry.replications
+               or (logins_open() and monotonic() - began < FIRST_WORD_SECONDS)):
             _end_idle(registry)
             await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - transactions end in the reactor, unheard
 
@@ -31,17 +33,22 @@ async def drain_clients(
 def end_clients(registry: Registry) -> None:
     """Close every client now."""
     for client in list(registry.clients.values()):
-        client.break_off("57P01", "terminating connection due to administrator command")
+        client.break_off("57P01", ADMINISTRATOR)
+    for replication in list(registry.replications.values()):
+        replication.break_off("57P01", ADMINISTRATOR)
 
 
 def _end_idle(registry: Registry) -> None:
+    for replication in tuple(registry.replications.values()):
+        if replication.may_end:
+            replication.break_off("57P01", ADMINISTRATOR)
     now = monotonic()
     for client in list(registry.clients.values()):
         if client.requested_at == client.connected_at and now - client.connected_at < FIRST_WORD_SECONDS:
             continue
         busy = client.ticket.waiting or (client.server is not None and not _between(client.server))
         if not busy and not client.buffer and not client.missing:
-            client.break_off("57P01", "terminating connection due to administrator command")
+            client.break_off("57P01", ADMINISTRATOR)
 
 
 def _between(server: object) -> bool:

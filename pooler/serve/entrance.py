@@ -26,6 +26,7 @@ from pooler.net.stream import Broken, PeerGone, RawSocket
 from pooler.observe.events import Event
 from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
+from pooler.serve import replication
 from pooler.serve.registry import Registry
 from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
 from pooler.wire.parameters import ParameterSet
@@ -132,11 +133,9 @@ class Entrance:
 
     async def _seat(self, service: str | None, raw: RawSocket, asked: LoggedIn, deadline: float) -> None:
         registry = self._registry
-        name = registry.settings.database_for(asked.database, service)
+        name = replication.entry_for(registry.settings, asked, service)
         if name is None:
             raise LoginRefused(f"no such database: {asked.database}", "3D000")
-        if asked.replication is not Replication.NONE:
-            raise LoginRefused("replication connections are not served by this pooler", "0A000")
         if name in registry.disabled:
             raise LoginRefused(f'database "{name}" is disabled', "3D000")
         if registry.stopping or registry.leaving:
@@ -145,6 +144,11 @@ class Entrance:
             raise _too_many(registry.settings.pool.max_client_conn)
         entered = False
         try:
+            if asked.replication is not Replication.NONE:
+                await replication.seat(registry, name, service, raw, asked, deadline, self._count.leave)
+                entered = True
+                self.logins += 1
+                return
             pool = registry.pool(name, asked.user, service, asked.secret)
             client = await self._greet(pool, raw, asked, deadline)
             entered = True

@@ -18,6 +18,7 @@ from pooler.pool.permits import Permits
 from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
+from pooler.serve import replication_rows
 from pooler.serve.config_rows import config_rows
 from pooler.serve.registry import Registry
 from pooler.serve.stillness import ITEM as STILLNESS
@@ -135,7 +136,7 @@ class Figures:
         """Figures for `fleet status`."""
         pools = list(self._registry.pools.values())
         return {
-            "state": self.state(), "clients": len(self._registry.clients),
+            "state": self.state(), "clients": len(self._registry.clients) + len(self._registry.replications),
             "waiting": sum(pool.core.count_waiting() for pool in pools),
             "sessions": len(self._registry.parts.servers),
             "sessions_busy": sum(len(pool.core.active) for pool in pools),
@@ -153,10 +154,12 @@ class Figures:
         for pool in self._registry.pools.values():
             for client in pool.clients:
                 yield r.socket_row(client_row(pool, client, now, self._registry.numbers.number(client)))
+        yield from map(r.socket_row, replication_rows.client_rows(self._registry, _clock_us))
 
     def _servers(self) -> Iterable[r.Row]:
         for server in self._registry.parts.servers:
             yield r.socket_row(server_row(server))
+        yield from map(r.socket_row, replication_rows.server_rows(self._registry, _clock_us))
 
     def _databases(self) -> Iterable[r.Row]:
         registry = self._registry

@@ -28,7 +28,9 @@ class WorkerHolder:
     def holds(self, db: str, permit: Permit) -> bool:
         """Is there a session under this permit whose socket is open?"""
         server = self._registry.server(db, permit)
-        return server is not None and not server.closing
+        if server is None:
+            return self._registry.replication(db, permit) is not None
+        return not server.closing
 
     def close_now(self, db: str, permit: Permit) -> None:
         """The ledger no longer has the permit: its session serves nobody any more."""
@@ -36,12 +38,19 @@ class WorkerHolder:
         log.error(Event.SESSION_PERMIT_GONE, database=db, permit=str(permit))
         if server is not None:
             server.give_up("the ledger no longer has its permit")
+        self._end_replication(db, permit)
 
     def terminate(self, db: str, permit: Permit) -> None:
         """The session may not be kept: close it with proof."""
         server = self._registry.server(db, permit)
         if server is not None:
             server.give_up("the ledger wants it closed")
+        self._end_replication(db, permit)
+
+    def _end_replication(self, db: str, permit: Permit) -> None:
+        client = self._registry.replication(db, permit)
+        if client is not None:
+            client.break_off("57P01", "the permit of this replication connection is gone")
 
     def shed(self, db: str, dbname: str, user: str, count: int) -> None:
         """Another worker waits: close so many sessions of the pool as they fall idle."""
@@ -63,6 +72,9 @@ class WorkerHolder:
         if key in registry.consoles:
             registry.consoles[key].cancel()
             return
+        if key in registry.replications:
+            await registry.replications[key].cancel()
+            return
         client = registry.clients.get(key)
         if client is None:
             return
@@ -71,6 +83,11 @@ class WorkerHolder:
             await cancel_for(server, client, registry.settings.pool.cancel_wait_timeout_seconds)
         else:
             client.cancel_wait()
+
+    def has(self, key: bytes) -> bool:
+        """Whether a client of this worker was given this cancel key."""
+        registry = self._registry
+        return key in registry.clients or key in registry.consoles or key in registry.replications
 
     async def show(self, what: str) -> list[Any]:
         """This worker's rows of a SHOW."""

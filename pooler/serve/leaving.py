@@ -64,5 +64,5 @@ class Leaving:
 
     def _is_held(self, wait_for: str) -> bool:
         if wait_for != "servers":
-            return bool(self._registry.clients)
+            return bool(self._registry.clients or self._registry.replications)
         return any(pool.core.active for pool in self._registry.by_name(None))

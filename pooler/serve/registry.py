@@ -19,6 +19,7 @@ from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
 from pooler.serve.changes import apply_changes
 from pooler.serve.client_numbers import ClientNumbers
+from pooler.serve.replication import ReplicationClient
 from pooler.settings import Settings
 from pooler.wire.auth import ServerSecret
 
@@ -41,7 +42,8 @@ class Registry:
     parts: Parts
     pools: dict[PoolKey, Pool] = field(default_factory=dict)
     clients: dict[bytes, ClientConn] = field(default_factory=dict)
-    numbers: ClientNumbers[ClientConn] = field(default_factory=ClientNumbers)
+    replications: dict[bytes, ReplicationClient] = field(default_factory=dict)
+    numbers: ClientNumbers[ClientConn | ReplicationClient] = field(default_factory=ClientNumbers)
     consoles: dict[bytes, Interrupt] = field(default_factory=dict)
     known_users: Collection[str] = ()  # those of the userlist
     followed: dict[Pool, Pool] = field(default_factory=dict)  # by the pool of another ledger, see changes
@@ -103,6 +105,9 @@ class Registry:
         for pool in self.pools.values():
             if pool.plan.ledger == view.db:
                 pool.ledger_changed(view)
+        for client in tuple(self.replications.values()):
+            if client.plan.ledger == view.db and not (view.serving and client.opened.epoch == view.epoch):
+                client.break_off("57P01", "another server takes over: connect again")
 
     def by_name(self, name: str | None) -> Iterator[Pool]:
         """Pools of one `databases` entry, or all."""
@@ -122,6 +127,13 @@ class Registry:
         for server in self.parts.servers:
             if server.permit == permit and server.pool.plan.ledger == db:
                 return server
+        return None
+
+    def replication(self, db: str, permit: Permit) -> ReplicationClient | None:
+        """The replication connection whose session is under a permit."""
+        for client in self.replications.values():
+            if client.permit == permit and client.plan.ledger == db:
+                return client
         return None
 
     def tenant(self, user: str, database: str, application_name: str, address: str) -> tuple[str, str]:

@@ -74,15 +74,16 @@ def _fleets(etcd_prefix: str) -> Iterator[MakeFleet]:
 
     def make(
         database: Database, etcd: Etcd, *, env: Mapping[str, str] | None = None, start: bool = True,
-        hosts: tuple[str, ...] = (), more: Mapping[str, Mapping[str, Any]] | None = None, **plan: Any,
+        hosts: tuple[str, ...] = (), also: Mapping[str, str] | None = None, name: str = "",
+        more: Mapping[str, Mapping[str, Any]] | None = None, **plan: Any,
     ) -> RunningFleet:
         sections = {**(more or {})}
         sections["etcd"] = {"prefix": etcd_prefix, **sections.get("etcd", {})}
-        users = {database.user: database.password, "admin": "console", "stats": "console"}
+        users = {database.user: database.password, "admin": "console", "stats": "console", **(also or {})}
         fleet = Fleet(FleetPlan(
             base / f"f{len(running)}", hosts or (database.address,), database.dbname, users,
             tuple(etcd.endpoints), (database.monitor, database.monitor_password),
-            name=f"test{len(running)}", more=sections, **plan))
+            name=name or f"test{len(running)}", more=sections, **plan))
         fleet.write()
         made = RunningFleet(fleet, database)
         running.append(made)
