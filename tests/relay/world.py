@@ -12,6 +12,7 @@ from typing import Any, cast
 from coordinator.ledger.record import Backend, Kind, Permit
 from pooler.demo.client import Inbox, Message
 from pooler.net.facts import SessionFacts
+from pooler.net.tls import TlsSocket
 from pooler.pool.opener import OpenSession
 from pooler.pool.plan import PoolPlan
 from pooler.pool.pool import Parts, Pool
@@ -24,6 +25,7 @@ from pooler.wire.auth import ServerSecret
 from pooler.wire.parameters import TrackedParameters
 from pooler.wire.prepared import Statements
 from pooler.wire.session_state import TextLook
+from tests.net.tls_wires import clients, servers, shake_hands
 from tests.relay.miniserver import MiniServer
 from tests.relay.words import PARAMETERS
 
@@ -55,6 +57,27 @@ class NoLedger:
 
     def unknown(self, db: str, permit: Permit, *, abandoned: bool) -> None:
         self.ended.append(("unknown", permit))
+
+
+def in_clear() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.setblocking(False)
+    return near, far
+
+
+def in_tls() -> tuple[socket.socket, socket.socket]:
+    """The same with TLS between them; `near` is its client."""
+    near, far = in_clear()
+    ours = TlsSocket.over(near, servers().context, server_side=False, server_hostname="db.test")
+    theirs = TlsSocket.over(far, clients().context, server_side=True)
+    shake_hands(ours, theirs)
+    return ours, theirs
+
+
+joined = in_clear
+TLS_ROUNDS = 12  # a record that comes in pieces is seen by nobody before it is whole
 
 
 def whole(data: bytes) -> Iterable[bytes]:
@@ -215,9 +238,7 @@ class World:
 
     def dial(self) -> tuple[OpenSession, socket.socket]:
         """A session as it is opened, and the server's end of it."""
-        near, far = socket.socketpair()
-        near.setblocking(False)
-        far.setblocking(False)
+        near, far = joined()
         self.dialled += 1
         number = self.dialled
         backend = Backend("127.0.0.1:1")
@@ -228,9 +249,7 @@ class World:
 
     def client(self, buffer_bytes: int = 0, **startup: str) -> Client:
         """A logged-in client."""
-        near, far = socket.socketpair()
-        near.setblocking(False)
-        far.setblocking(False)
+        near, far = joined()
         if buffer_bytes:
             for sock in (near, far):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
@@ -251,8 +270,8 @@ class World:
 
     def settle(self) -> None:
         """Move everything until nothing moves any more."""
-        moved = True
-        while moved:
+        idle_rounds, enough = 0, TLS_ROUNDS if joined is in_tls else 1
+        while idle_rounds < enough:
             moved = False
             for client in self.clients:
                 moved |= self._push(client)
@@ -262,6 +281,7 @@ class World:
             self.reactor._turn()
             for client in self.clients:
                 moved |= client.read()
+            idle_rounds = 0 if moved else idle_rounds + 1
         assert self.reactor.faults == 0
         self.pool.core.check()
 
