@@ -22,6 +22,7 @@ from pooler.net.ident import IdentMaps
 from pooler.net.passwords import Known, PasswordDialogue, Proof, send
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import RawSocket
+from pooler.net.turns import LOGIN_TURNS
 from pooler.wire import auth, messages, sqlstate
 from pooler.wire.auth import AuthType, Certificate, Method, Secret, ServerSecret
 from pooler.wire.frames import AUTH_BYTES_MAX, FrameReader
@@ -122,6 +123,7 @@ class Gate:
         if rule.method is AuthType.PAM:
             return await self._ask_pam()
         secret = await self._rules.find_user(self._user, self._asked.database)
+        await LOGIN_TURNS.take()
         if rule.method in _PASSWORDS:
             return await self._ask_password(rule.method, secret)
         if rule.method is not AuthType.TRUST:

@@ -7,6 +7,7 @@ unknown user from a wrong password. Derivations run in threads.
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
@@ -16,9 +17,12 @@ import trio
 
 from pooler.errors import ProtocolViolation
 from pooler.net.stream import Broken, PeerGone, RawSocket
+from pooler.net.turns import LOGIN_TURNS
 from pooler.wire import auth, messages, scram
 from pooler.wire.auth import Method, Secret, ServerSecret
 from pooler.wire.frames import FrameReader
+
+DERIVATIONS_AT_ONCE = trio.CapacityLimiter(os.cpu_count() or 1)  # more would only slow each other down
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +146,13 @@ class PasswordDialogue:
     ) -> scram.Verifier:
         self._has_derived = True
         return await trio.to_thread.run_sync(
-            scram.Verifier.derive, password, salt, iterations, abandon_on_cancel=True)
+            scram.Verifier.derive, password, salt, iterations, abandon_on_cancel=True,
+            limiter=DERIVATIONS_AT_ONCE)
 
     async def _take_body(self) -> bytes:
         while (frame := self._reader.next()) is None:
             self._reader.feed(await self._sock.recv_some())
+            await LOGIN_TURNS.take()
         if frame.kind == b"X":
             raise PeerGone("terminated")
         return frame.body
