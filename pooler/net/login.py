@@ -24,7 +24,6 @@ from pooler.net.tls_context import ClientTls
 from pooler.wire import messages, sqlstate
 from pooler.wire.auth import ServerSecret
 from pooler.wire.startup import (
-    MINOR_MAX,
     CancelAsked,
     Encryption,
     Replication,
@@ -105,7 +104,7 @@ async def login(sock: RawSocket, door: Door, peer: PeerAddress) -> LoggedIn | Ca
         return asked
     entrance.check_encrypted(asked, address)
     if asked.must_negotiate:
-        await send(sock, messages.negotiate_protocol_version(MINOR_MAX, asked.unknown_options))
+        await send(sock, messages.negotiate_protocol_version(asked.minor, asked.unknown_options))
     gate = Gate(sock, door.gate, asked, address, bytes(entrance.buffer))
     proven = await gate.prove()
     return LoggedIn(
