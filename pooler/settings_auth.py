@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 
 if TYPE_CHECKING:
     from pooler.settings_models import AuthSettings, DatabaseSettings
+    from pooler.settings_tls import ClientTlsSettings
 
 Found = tuple[str, str]
 NEEDS_SECRETS = frozenset({"password", "md5", "scram-sha-256"})
@@ -28,9 +29,12 @@ AuthMethod = Annotated[
 
 
 def auth_faults(
-    auth: AuthSettings, databases: Mapping[str, DatabaseSettings] | None
+    auth: AuthSettings,
+    databases: Mapping[str, DatabaseSettings] | None,
+    client_tls: ClientTlsSettings | None = None,
 ) -> Iterator[Found]:
-    """(path, what is wrong) of the `auth` section, and of `databases` where they contradict it."""
+    """(path, what is wrong) of the `auth` section, and of `databases` and `client_tls` where they contradict
+    it."""
     every = databases or {}
     asks = auth.user is not None or any(each.auth_user is not None for each in every.values())
     if auth.type in NEEDS_SECRETS and auth.file is None and not asks:
@@ -38,6 +42,8 @@ def auth_faults(
                             "(or auth.user, who asks the server for them)")
     if auth.type == "hba" and auth.hba_file is None:
         yield "auth.hba_file", "is required with auth.type hba: the file with the rules"
+    if auth.type == "cert" and client_tls is not None and client_tls.ca_file is None:
+        yield "client_tls.ca_file", "is required with auth.type cert: who may sign clients' certificates"
     if auth.map is not None and auth.ident_file is None:
         yield "auth.map", "needs auth.ident_file: the file with the maps"
     if auth.password is not None and auth.user is None:

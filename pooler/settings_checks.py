@@ -45,7 +45,7 @@ def faults_across(sections: Mapping[str, Any]) -> Iterator[Found]:
     yield from _tls(sections["client_tls"], sections["server_tls"])
     auth: AuthSettings | None = sections["auth"]
     if auth is not None:
-        yield from auth_faults(auth, databases)
+        yield from auth_faults(auth, databases, sections["client_tls"])
 
 
 def haproxy_port(name: str, service: ServiceSettings) -> int | None:

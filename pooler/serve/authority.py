@@ -19,6 +19,7 @@ from pooler.net.auth_files import AuthFiles
 from pooler.net.auth_query import DEFAULT_QUERY, SESSION_SETTINGS, AskedSecrets, Place, read_answer
 from pooler.net.failures import FailedLogins
 from pooler.net.gate import GateRules
+from pooler.net.userlist import Userlist
 from pooler.observe.events import Event
 from pooler.serve.registry import Registry
 from pooler.settings import Settings
@@ -53,9 +54,18 @@ class Authority:
         try:
             self.files = AuthFiles.read(settings.auth)
             self.problems = []
+            self._tell_pools()
         except UsageFault as fault:
             self.problems = [f"{line} (the files of before stay)" for line in str(fault).splitlines()]
         self._apply()
+
+    def _tell_pools(self) -> None:
+        """Secrets in the file that changed: sessions opened from now on log in with them."""
+        registry, users = self._registry, self.files.userlist or Userlist()
+        for key in list(registry.pools):
+            secret = ServerSecret.of(users.find(key.user))
+            if secret != ServerSecret() and registry.settings.database_for(key.name, None) is not None:
+                registry.pool(key.name, key.user, key.service, secret, forces_user=key.forces_user)
 
     def _apply(self) -> None:
         settings = self._registry.settings

@@ -143,4 +143,8 @@ def test_what_the_server_says_to_a_login_reaches_the_client_at_once(
     missing = refusal(fleet.dsn(dbname="gone"))
     assert 'FATAL:  database "gone_from_there" does not exist' in missing
     assert time.monotonic() - began < 8
+    users = fleet.config.parent / "userlist.txt"
+    users.write_text(users.read_text().replace('"old"', '"new"'))
+    assert fleet.fleet.command("fleet", "reload").returncode == 0
+    assert user_of(fleet.dsn(user=outdated, password="new")) == outdated  # without the pause's end
     assert user_of(fleet.dsn()) == database.user

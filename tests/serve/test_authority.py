@@ -13,6 +13,7 @@ import trio
 from pooler.errors import NotServing
 from pooler.net.auth_query import DEFAULT_QUERY, Place
 from pooler.serve.authority import NOBODY_CAN_LOG_IN, Authority, check_pam
+from pooler.serve.registry import PoolKey
 from pooler.settings import Settings, load
 from pooler.wire.auth import AuthType, Secret, ServerSecret
 from tests.serve.test_config_rows import POLICY
@@ -42,7 +43,8 @@ async def made(
 ) -> tuple[Authority, Registry]:
     for name, content in {"o.yaml": POLICY, "users": '"ann" "pw"\n"asker" "asking"\n', **files}.items():
         (tmp_path / name).write_text(content)
-    registry = Registry(settings=settings(tmp_path, auth), parts=SimpleNamespace(nursery=nursery), asked=[])
+    parts = SimpleNamespace(nursery=nursery)
+    registry = Registry(settings=settings(tmp_path, auth), parts=parts, asked=[], pools={})
     return Authority(registry, b"mock"), registry  # type: ignore[arg-type]
 
 
@@ -120,6 +122,18 @@ async def test_a_faulty_file_at_a_reload_leaves_what_was_in_force_and_says_so(
     assert authority.problems == []
     assert authority.rules(None).hba.rules[0].method is AuthType.TRUST
     assert await authority.rules(None).find_user("bob", "o") == Secret(plain=b"pw")
+
+
+async def test_a_secret_that_changed_in_the_file_is_told_to_its_pools(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, registry = await made(tmp_path, nursery, "{type: md5, file: users}")
+    registry.pools = {PoolKey("o", "ann", None): None, PoolKey("o", "unlisted", None): None,
+                      PoolKey("gone", "ann", None): None}
+    monkeypatch.setattr(registry, "pool", lambda *args, **more: registry.asked.append((*args, more)))
+    (tmp_path / "users").write_text('"ann" "new"\n')
+    authority.take(registry.settings)
+    assert registry.asked == [("o", "ann", None, ServerSecret(plain=b"new"), {"forces_user": True})]
 
 
 async def test_proxies_are_not_counted_among_failures(tmp_path: Path, nursery: trio.Nursery) -> None:

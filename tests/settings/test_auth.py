@@ -8,6 +8,7 @@ import pytest
 
 from pooler.settings_auth import auth_faults
 from pooler.settings_models import AuthSettings, DatabaseSettings
+from pooler.settings_tls import ClientTlsSettings
 from pooler.settings_units import PolicyFile
 
 
@@ -42,6 +43,11 @@ def test_a_sound_section_has_no_fault(auth: dict[str, Any]) -> None:
 ])
 def test_what_is_missing_is_named(auth: dict[str, Any], path: str, words: str) -> None:
     assert words in faults(auth, d=database())[path]
+
+
+def test_certificates_need_somebody_who_signs_them() -> None:
+    found = dict(auth_faults(AuthSettings.model_validate({"type": "cert"}), {}, ClientTlsSettings()))
+    assert found.keys() == {"client_tls.ca_file"}
 
 
 def test_a_database_with_an_asker_of_its_own_needs_no_file() -> None:
