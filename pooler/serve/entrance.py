@@ -17,8 +17,9 @@ import trio
 
 from coordinator.session_table import encode_who
 from pooler.console.as_pgbouncer import reworded_login
-from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients
+from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients, WaitEnded
 from pooler.net.client_count import ClientCount
+from pooler.net.dial import DialFailed
 from pooler.net.handshake import HandshakeFailed
 from pooler.net.login import Door, LoggedIn, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
@@ -166,7 +167,9 @@ class Entrance:
             with trio.fail_at(deadline):
                 told, parameters = await self._started(pool, asked, deadline)
         except trio.TooSlowError:
-            raise LoginRefused("client_login_timeout", "08P01") from None
+            raise _servers_word(pool) or LoginRefused("client_login_timeout", "08P01") from None
+        except WaitEnded as ended:
+            raise _servers_word(pool) or ended from None
         registry = self._registry
         key = make_key(
             registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
@@ -197,6 +200,12 @@ class Entrance:
         start[b"application_name"] = clean_ascii(name, greeting.get(b"server_version", b""))
         parameters = taken.onto(base.with_startup(start))
         return greeting | dict(taken.told) | dict(parameters.items()), parameters
+
+
+def _servers_word(pool: Pool) -> DialFailed | None:
+    """Why a server would give no session, as it says that itself: that it is full, or starts up."""
+    error = pool.last_error
+    return error if isinstance(error, DialFailed) and error.server_error else None
 
 
 def _too_many(limit: int) -> TooManyClients:

@@ -108,3 +108,21 @@ def test_startup_parameters_that_the_server_refuses_have_its_code(
         with pytest.raises(ServerSaid) as refused:
             _first_answer(fleet, **parameters)
         assert refused.value.sqlstate == code
+
+
+def test_a_server_that_is_full_says_so_itself_when_the_login_cannot_wait_longer(
+    make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd
+) -> None:
+    database = postgres_newest
+    fleet = make_fleet(database, etcd, permits=2, workers=1, start=False, more={
+        "pool": {"client_login_timeout": "2s"}})
+    name = f"full_{secrets.token_hex(4)}"
+    database.server.create_role(Role(name, "right", connection_limit=0))
+    with (fleet.config.parent / "userlist.txt").open("a") as userlist:
+        userlist.write(f'"{name}" "right"\n')
+    fleet.fleet.start()
+    with RawClient("127.0.0.1", fleet.port) as client, pytest.raises(ServerSaid) as refused:
+        client.login(name, "right", database.dbname)
+    assert refused.value.sqlstate == "53300"
+    assert refused.value.fields["M"] == f'too many connections for role "{name}"'
+    assert refused.value.fields["S"] == refused.value.fields["V"] == "FATAL"
