@@ -174,6 +174,7 @@ class AuthSettings(Strict):
     password: Secret | None = Field(None, description="of `user`; default: its line in `file`")
     query: str | None = Field(None, min_length=1, description="gives name and secret of user $1")
     dbname: str | None = Field(None, min_length=1, description="the entry of `databases` that is asked")
+    scram_iterations: int = Field(4096, ge=1, le=10_000_000, description="for who has no SCRAM secret")
     query_timeout_seconds: Seconds = Field(10.0, alias="query_timeout", gt=0)
     query_cache_seconds: Seconds = Field(0.0, alias="query_cache", le=60)
     failed_logins_free: Count = Field(10, description="of one address before each more is answered later")

@@ -26,7 +26,7 @@ from pooler.net.turns import LOGIN_TURNS
 from pooler.wire import auth, messages, sqlstate
 from pooler.wire.auth import AuthType, Certificate, Method, Secret, ServerSecret
 from pooler.wire.frames import AUTH_BYTES_MAX, FrameReader
-from pooler.wire.scram import Verifier
+from pooler.wire.scram import ITERATIONS_DEFAULT, Verifier
 from pooler.wire.startup import Replication, StartupAsked
 
 OWNER_NAMES = frozenset({"pgbouncer", "pooler"})
@@ -47,7 +47,7 @@ class GateRules:
     """What is asked of clients.
 
     `find_user` gives the stored secret of (user, database), None for a user that does not exist; `ask_again`
-    is told one that was just found wrong and gives a newer one, or None. `mock_key`: see Known;
+    is told one that was just found wrong and gives a newer one, or None. `mock_key`, iterations: see Known;
     `unknown_method`: see choose_method. `ident_map` is for types cert and peer; `hba` names its own.
     `failures` of None: nobody is slowed down. `check_pam` blocks. `owner_databases`: there the user whom this
     process runs as, over a unix socket, comes in under one of OWNER_NAMES without more proof.
@@ -57,6 +57,7 @@ class GateRules:
     find_user: Callable[[str, str], Awaitable[Secret | None]]
     mock_key: bytes = field(repr=False)
     unknown_method: Method = Method.SCRAM
+    scram_iterations: int = ITERATIONS_DEFAULT
     auth_bytes_max: int = AUTH_BYTES_MAX
     derived: dict[str, tuple[Secret, Verifier]] = field(default_factory=dict, repr=False)  # a memo
     ask_again: Callable[[str, str, Secret | None], Awaitable[Secret | None]] = _nobody
@@ -209,7 +210,7 @@ class Gate:
             return await rules.ask_again(self._user, self._asked.database, secret)
 
         method = auth.choose_method(kind, secret, rules.unknown_method)
-        known = Known(rules.mock_key, ask_again, rules.derived)
+        known = Known(rules.mock_key, ask_again, rules.derived, rules.scram_iterations)
         return self._granted(await self._dialogue(known).prove(method, secret))
 
     async def _ask_pam(self) -> Proven:

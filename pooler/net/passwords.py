@@ -38,13 +38,15 @@ class Proof:
 class Known:
     """What is known of users' secrets.
 
-    `mock_key` is a secret that all workers share, so that each gives an unknown user the same salt.
+    `mock_key` is a secret that all workers share, so that each gives an unknown user the same salt;
+    `iterations` are those of a SCRAM exchange for whom no SCRAM secret is stored.
     `ask_again` gives a secret that is newer than the one just found wrong, None if there is none.
     """
 
     mock_key: bytes = field(repr=False)
     ask_again: Callable[[], Awaitable[Secret | None]]
     derived: dict[str, tuple[Secret, scram.Verifier]] = field(repr=False)
+    iterations: int = scram.ITERATIONS_DEFAULT
 
 
 async def send(sock: RawSocket, data: bytes) -> None:
@@ -112,7 +114,7 @@ class PasswordDialogue:
     async def _scram(self, secret: Secret | None) -> Proof | None:
         offered = [scram.MECHANISM_PLUS, scram.MECHANISM] if self._end_point else [scram.MECHANISM]
         await send(self._sock, messages.authentication_sasl(offered))
-        shown = scram.mock_verifier(self._known.mock_key, self._user)
+        shown = scram.mock_verifier(self._known.mock_key, self._user, self._known.iterations)
         if secret is not None and secret.scram is not None:
             shown = secret.scram
         mechanism, client_first = read_sasl_initial(await self._take_body(), offered)
@@ -141,10 +143,9 @@ class PasswordDialogue:
         self._known.derived[self._user] = (secret, verifier)
         return verifier
 
-    async def _derive(
-        self, password: bytes, salt: bytes, iterations: int = scram.ITERATIONS_DEFAULT
-    ) -> scram.Verifier:
+    async def _derive(self, password: bytes, salt: bytes, iterations: int = 0) -> scram.Verifier:
         self._has_derived = True
+        iterations = iterations or self._known.iterations
         return await trio.to_thread.run_sync(
             scram.Verifier.derive, password, salt, iterations, abandon_on_cancel=True,
             limiter=DERIVATIONS_AT_ONCE)

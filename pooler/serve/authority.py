@@ -86,6 +86,7 @@ class Authority:
             ask_again=partial(self._ask_again, service),
             mock_key=self._mock_key,
             unknown_method=Method.SCRAM if files.userlist is None else files.userlist.usual_method,
+            scram_iterations=auth.scram_iterations,
             derived=self._derived,
             hba=files.hba, ident=files.ident, ident_map=auth.map,
             failures=self._failures,

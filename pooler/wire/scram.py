@@ -141,10 +141,10 @@ def mock_salt(mock_key: bytes, user: str) -> bytes:
     return _hmac(mock_key, b"salt " + user.encode("utf-8", "surrogateescape"))[:16]
 
 
-def mock_verifier(mock_key: bytes, user: str) -> Verifier:
-    """A verifier that nothing matches, for users that do not exist."""
+def mock_verifier(mock_key: bytes, user: str, iterations: int = ITERATIONS_DEFAULT) -> Verifier:
+    """A verifier that nothing matches, for users that do not exist; `iterations`: what those who do have."""
     seed = user.encode("utf-8", "surrogateescape")
-    return Verifier(mock_salt(mock_key, user), ITERATIONS_DEFAULT,
+    return Verifier(mock_salt(mock_key, user), iterations,
                     _hmac(mock_key, b"stored " + seed), _hmac(mock_key, b"server " + seed))
 
 

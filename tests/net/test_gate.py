@@ -326,3 +326,20 @@ async def test_a_client_that_is_let_go_during_its_delay_is_no_longer_outstanding
         await fail(replace(RULES, failures=failures))
     assert scope.cancelled_caught  # client_login_timeout came first
     assert not failures.refuses("192.0.2.7")
+
+
+@pytest.mark.parametrize("user", ["stored_plain", "nobody"])
+async def test_who_has_no_scram_secret_is_shown_the_configured_iterations(user: str) -> None:
+    async def find(name: str, _database: str) -> Secret | None:
+        return Secret(plain=b"pw") if name == "stored_plain" else None
+
+    rules = GateRules(AuthType.SCRAM, find, b"mock", scram_iterations=7_000)
+    async with at_gate(rules, asked(user)) as (peer, outcome):
+        await peer.frame()
+        exchange = ClientExchange(nonce="clientnonce")
+        await peer.send(messages.sasl_initial_response(scram.MECHANISM, exchange.first()))
+        salt, rounds = exchange.challenge((await peer.frame()).body[4:])
+        assert rounds == 7_000
+        keys = Keys.from_salted(scram.salted_password(b"pw", salt, rounds))
+        await peer.send(messages.sasl_response(exchange.final(keys)))
+    assert (outcome.proven is not None) is (user == "stored_plain")
