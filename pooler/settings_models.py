@@ -25,6 +25,7 @@ from pooler.settings_units import (
     PolicyFile,
     PolicyValue,
     ReadableFile,
+    Rows,
     Seconds,
     Secret,
     Strings,
@@ -247,8 +248,8 @@ class AdminSettings(Strict):
     users: Strings = ()
     stats_users: Strings = ()
     as_pgbouncer: bool = False
-    show_config: Annotated[tuple[tuple[str | None, ...], ...], BeforeValidator(_rows)] = Field(
-        (), description="instead of our own rows: key, value, default, changeable")
+    show_config: Rows = Field((), description="instead of our own rows: key, value, default, changeable")
+    show_peers: Rows = Field((), description="peer_id, host, port, pool_size")
 
 
 class HttpSettings(Strict):

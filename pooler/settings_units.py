@@ -205,6 +205,12 @@ def as_tuple(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _rows(value: object) -> object:
+    """A YAML list of lists as tuples."""
+    return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
+Rows = Annotated[tuple[tuple[str | int | None, ...], ...], BeforeValidator(_rows)]
 Seconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 HostPort = Annotated[Address, BeforeValidator(Address.parse)]

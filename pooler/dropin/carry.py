@@ -20,15 +20,15 @@ from pooler.dropin.reading import Bouncer, Setting
 
 _OWN_WAY = frozenset({  # built by hand below
     "listen_addr", "listen_port", "unix_socket_dir", "auth_type", "auth_file", "verbose", "min_pool_size",
-    "server_check_query", "server_check_delay", "conffile",
+    "conffile",
 })  # fmt: skip
+_MAY_BE_EMPTY = frozenset({"server_reset_query", "server_check_query"})
 HONOURED = frozenset({  # what a drop-in does itself
     "job_name", "logfile", "pidfile", "syslog", "syslog_facility", "syslog_ident", "user",
 })  # fmt: skip
 _AUTH_WORDS = {"plain": ("password", "plain")}  # ours: the first that this version has
 _UNENCRYPTED = ("disable", "allow", "prefer")
 _TLS_HARMLESS = {"client_tls_sslmode": _UNENCRYPTED, "server_tls_sslmode": _UNENCRYPTED}
-NEVER = "87600h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _carry_setting(config: dict[str, Any], setting: Setting, given: Circumstance
     if known.name == "auth_query" and setting.place is None:
         return  # it is asked only where an auth_user is set, and ours is the same
     if setting.value is None or (known.kind in ("file", "text") and setting.value == ""
-                                 and known.name != "server_reset_query"):
+                                 and known.name not in _MAY_BE_EMPTY):
         return
     value: Any = setting.value
     if known.kind == "file":
@@ -158,20 +158,20 @@ def _pools(pool: dict[str, Any], bouncer: Bouncer, notes: Notes) -> None:
     pool["min_pool_size"] = min(bouncer.whole("min_pool_size"), size)
     if pool["min_pool_size"] != least.value:
         notes.differs(least.place, "min_pool_size", f"{least.value} becomes {size}, the size of the pool")
-    query, delay = bouncer.settings["server_check_query"], bouncer.settings["server_check_delay"]
-    assert isinstance(delay.value, float)
-    pool["server_check_query"] = "" if query.value == "<empty>" else query.value
-    pool["server_check_delay"] = f"{delay.value:.6f}".rstrip("0").rstrip(".") + "s"
-    if query.value == "":  # PgBouncer: no check at all; with us an empty text is the empty query
-        pool["server_check_delay"] = NEVER
-        notes.differs(query.place, "server_check_query", f"none: server_check_delay becomes {NEVER}")
     pool["session_state"] = "allow"  # PgBouncer's own way
 
 
 def _users(config: dict[str, Any], bouncer: Bouncer, notes: Notes) -> None:
-    if field_at("users") is not None:
-        config["users"] = {user.name: dict(user.values) for user in bouncer.users.values() if user.values}
-        return
+    model = field_at("users.*")
     for user in bouncer.users.values():
-        for key in user.values:
-            notes.lost(user.place, f"[users] {user.name}: {key}", "this version has no settings for one user")
+        own: dict[str, Any] = {}
+        for key, value in user.values.items():
+            target, about = field_at(f"users.*.{key}"), f"[users] {user.name}: {key}"
+            if target is None:
+                notes.lost(user.place, about, "this version has no such setting for one user")
+            elif not isinstance(value, int) or value >= 0:
+                own[key], change = as_field(target, value)
+                if change:
+                    notes.differs(user.place, about, change)
+        if model is not None and own:
+            config.setdefault("users", {})[user.name] = own

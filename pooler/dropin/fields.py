@@ -17,9 +17,11 @@ from pooler.settings import Settings
 
 
 def field_at(path: str, root: type[BaseModel] = Settings) -> FieldInfo | None:
-    """The field at `section.key` of pooler.yaml, None if our settings have none there."""
+    """The field at `section.key` of pooler.yaml (`section.*.key` where the section has names), None if our
+    settings have none there."""
     head, _, rest = path.partition(".")
     found = field_of(root, head)
+    rest = rest.removeprefix("*").removeprefix(".")
     if found is None or not rest:
         return found
     model = next(_models(found.annotation), None)

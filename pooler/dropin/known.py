@@ -93,7 +93,7 @@ SETTINGS: Final[tuple[Known, ...]] = (
     _pool("max_db_client_connections", "whole", "0"),
     _pool("max_db_connections", "whole", "0",
           "the policy's serverSessionPermits limit a database: they are set to it"),
-    Known("max_packet_size", "whole", "2147483647", why="messages pass in pieces and are not limited"),
+    _pool("max_packet_size", "whole", "2147483647", "messages pass in pieces and are not limited"),
     _pool("max_prepared_statements", "whole", "200"),
     _pool("max_user_client_connections", "whole", "0"),
     _pool("max_user_connections", "whole", "0"),

@@ -17,6 +17,7 @@ from pooler.dropin.place import free_ports
 from pooler.dropin.reading import Bouncer
 from pooler.errors import UsageFault
 
+PEER_PORT = 6432
 HEAD = "# Made from {ini} by `pooler pgbouncer`, and gone when it ends: change the ini instead.\n"
 
 
@@ -69,7 +70,8 @@ class Setup:
             "http": {"listen": f"127.0.0.1:{self._http}", "worker_ports": self._worker_http,
                      "agent_ports": self._agent},
             "log": {"format": "console", **({"level": "debug"} if self.launch.verbose else {})},
-            "admin": {"show_config": show_config(bouncer, self._first or bouncer, self.launch.ini)},
+            "admin": {"show_peers": show_peers(bouncer),
+                      "show_config": show_config(bouncer, self._first or bouncer, self.launch.ini)},
         }
         if endpoints := os.environ.get("POOLER_ETCD"):
             plain = [each.strip().removeprefix("http://").rstrip("/") for each in endpoints.split(",")]
@@ -98,6 +100,12 @@ def show_config(bouncer: Bouncer, first: Bouncer, ini: str) -> list[list[str | N
             text = str(setting.value)
         rows.append([name, text, setting.known.default, "yes" if setting.known.reloadable else "no"])
     return rows
+
+
+def show_peers(bouncer: Bouncer) -> list[list[str | int | None]]:
+    """SHOW PEERS: id, host, port, pool_size."""
+    return [[int(peer.name), peer.text("host"), peer.whole("port") or PEER_PORT, peer.whole("pool_size")]
+            for peer in bouncer.peers.values()]
 
 
 def log_targets(bouncer: Bouncer, launch: Launch) -> LogTargets:

@@ -16,6 +16,7 @@ from pooler.console.session import CommandResult, Interrupt
 from pooler.console.session import FleetView as View
 from pooler.observe.rows import clock_text
 from pooler.serve.registry import Registry
+from pooler.settings_models import ANY_DATABASE
 
 CONSOLE: Final = "pgbouncer"
 CONSOLE_POOL_SIZE: Final = 2
@@ -44,7 +45,10 @@ class PgBouncerView:
         """As the fleet's, and what PgBouncer has besides."""
         rows = await self._view.show(item, argument)
         if item == "databases":
-            return [*map(self._database, rows), self._console_database()]
+            return [*self._databases(rows), self._console_database()]
+        if item == "peers":
+            peers = self._registry.settings.admin.show_peers
+            return [dict(zip(("peer_id", "host", "port", "pool_size"), peer, strict=True)) for peer in peers]
         if item == "pools":
             return [*rows, self._console_pool()]
         if item == "clients":
@@ -54,6 +58,18 @@ class PgBouncerView:
         if item == "lists":
             return self._lists(rows)
         return rows
+
+    def _databases(self, rows: Sequence[Row]) -> list[Row]:
+        """The entry for any name is not shown; names it has served are."""
+        settings = self._registry.settings
+        named = [self._database(row) for row in rows if row["name"] != ANY_DATABASE]
+        served = {pool.plan.name: pool.plan.dbname for pool in self._registry.by_name(None)
+                  if pool.plan.name not in settings.databases}
+        for row in rows:
+            if row["name"] == ANY_DATABASE:
+                named += [self._database(row) | {"name": name, "database": dbname}
+                          for name, dbname in sorted(served.items())]
+        return named
 
     def _database(self, row: Row) -> Row:
         """Overrides are shown where there are some; our number for `no limit` is none."""

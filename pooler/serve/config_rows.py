@@ -55,8 +55,9 @@ def _as_shown(settings: Settings, set_here: Mapping[str, str]) -> Iterator[Row]:
     pool = {row.key: row.value for row in _of(settings.pool, PoolSettings.model_fields)}
     now = {key: pool.get(key, text) for key, text in set_here.items()}
     for key, value, default, changeable in settings.admin.show_config:
-        if key is not None:
-            yield {"key": key, "value": now.get(key, value), "default": default, "changeable": changeable}
+        name = str(key)
+        shown = now[name] if name in now else value
+        yield {"key": name, "value": shown, "default": default, "changeable": changeable}
 
 
 def _of(model: BaseModel, fields: dict[str, FieldInfo]) -> Iterator[ConfigRow]:

@@ -31,6 +31,7 @@ class Played:
     settings: Mapping[str, str] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)  # of the userlist
     more: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_ports)
     child: subprocess.Popen[str] | None = None
 
@@ -75,7 +76,7 @@ class Played:
 
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("POOLER_", "PG"))}
-        return {**kept, "PYTHONPATH": import_path()}
+        return {**kept, "PYTHONPATH": import_path(), **self.environ}
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""

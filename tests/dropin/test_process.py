@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pooler.demo.etcd import Etcd
 from pooler.demo.process import accepts, process_ids
 from tests.dropin.conftest import Play
 from tests.dropin.rig import OURS, THEIRS, Played
@@ -253,3 +255,13 @@ def test_ready_within_five_seconds_of_processor_time(play: Play) -> None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         used += (int(fields[11]) + int(fields[12])) / ticks
     assert used < 5.0
+
+
+def test_a_given_etcd_keeps_the_ledger(play: Play, server: Database, etcd: Etcd) -> None:
+    name = f"given-{secrets.token_hex(4)}"
+    played = play(environ={"POOLER_ETCD": ",".join(etcd.endpoints), "POOLER_FLEET": name})
+    assert played.psql("app", server.user, "select 1").stdout == "1\n"
+    assert "etcd_started" not in played.log
+    played.signal(signal.SIGINT)
+    assert played.wait_end() == 0
+    assert left_behind(played) == set()

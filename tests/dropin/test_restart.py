@@ -16,8 +16,8 @@ from tests.support.wait import wait_until
 
 def successor(played: Played) -> Played:
     """A second one, started with -R beside the first; it is ready when the pidfile is its own."""
-    fresh = Played(played.side, played.folder, played.databases, played.settings, played.users, played.more,
-                   played.port)
+    fresh = Played(played.side, played.folder, played.databases, played.settings, played.users,
+                   more=played.more, port=played.port)
     fresh.launch("-R")
     return fresh
 
