@@ -265,11 +265,6 @@ class ClientConn:
             data, self.buffer = self.buffer, b""
             self._resume(data)
 
-    def resume(self, data: bytes) -> None:
-        """Go on with what had to wait, somewhere else than it waited."""
-        self.pause(False)
-        self._resume(data)
-
     def _resume(self, data: bytes) -> None:
         """Go on with what had to wait."""
         if not data or self.closing:

@@ -112,5 +112,6 @@ def change_pool(client: ClientConn, new: Pool) -> bool:
     new.clients.add(client)
     if waits:
         data, client.buffer = client.buffer, b""
-        client.resume(data)
+        client.pause(False)
+        client._resume(data)  # as if it had just asked
     return True
