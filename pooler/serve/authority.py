@@ -7,6 +7,7 @@ looked up.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from importlib import import_module
 from time import monotonic
@@ -46,6 +47,7 @@ class Authority:
         self.problems: list[str] = []
         self._asked = AskedSecrets(self._ask, registry.parts.nursery.start_soon, monotonic)
         self._failures = FailedLogins(0, 0.0)
+        self._methods: Counter[Method] = Counter()  # of the secrets that the server gave
         self._apply()
 
     def take(self, settings: Settings) -> None:
@@ -85,7 +87,7 @@ class Authority:
             find_user=partial(self._find_user, service),
             ask_again=partial(self._ask_again, service),
             mock_key=self._mock_key,
-            unknown_method=Method.SCRAM if files.userlist is None else files.userlist.usual_method,
+            unknown_method=self._usual_method(),
             scram_iterations=auth.scram_iterations,
             derived=self._derived,
             hba=files.hba, ident=files.ident, ident_map=auth.map,
@@ -93,6 +95,12 @@ class Authority:
             check_pam=check_pam,
             owner_databases=owner_databases,
         )
+
+    def _usual_method(self) -> Method:
+        """What most users are asked for: those who do not exist are asked the same."""
+        if self._methods:
+            return self._methods.most_common(1)[0][0]
+        return Method.SCRAM if self.files.userlist is None else self.files.userlist.usual_method
 
     # ---- secrets
 
@@ -148,7 +156,10 @@ class Authority:
             place.name, place.user, None, self._secret_of(place.user), forces_user=False)
         async with pool.checkout(seconds) as session:
             rows = await session.ask(SESSION_SETTINGS, place.query, [text(user)], ANSWER_ROWS_MAX)
-        return read_answer(rows)
+        found = read_answer(rows)
+        if found is not None:
+            self._methods[Method.MD5 if found.scram is None else Method.SCRAM] += 1
+        return found
 
     def _secret_of(self, user: str) -> ServerSecret:
         auth = self._registry.settings.auth

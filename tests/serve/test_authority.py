@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from pooler.errors import NotServing
-from pooler.net.auth_query import DEFAULT_QUERY, Place
+from pooler.net.auth_query import DEFAULT_QUERY, SESSION_SETTINGS, Place
 from pooler.serve.authority import NOBODY_CAN_LOG_IN, Authority, check_pam
 from pooler.serve.registry import PoolKey
 from pooler.settings import Settings, load
-from pooler.wire.auth import AuthType, Secret, ServerSecret
+from pooler.wire.auth import AuthType, Method, Secret, ServerSecret, md5_secret
 from tests.serve.test_config_rows import POLICY
 
 CONFIG = """
@@ -86,6 +89,47 @@ async def test_the_asker_logs_in_as_itself_with_its_own_secret_and_its_failure_s
     with pytest.raises(NotServing):
         await authority.rules(None).find_user("bob", "o")
     assert registry.asked[1][3] == ServerSecret(plain=b"other")
+
+
+class Pool:
+    """A pool whose session answers every question with these rows."""
+
+    def __init__(self, rows: list[list[bytes | None]]) -> None:
+        self.rows, self.asked = rows, list[Any]()
+
+    @asynccontextmanager
+    async def checkout(self, _seconds: float) -> AsyncIterator[Pool]:
+        await trio.lowlevel.checkpoint()
+        yield self
+
+    async def ask(self, *question: Any) -> list[list[bytes | None]]:
+        self.asked.append(question)
+        return self.rows
+
+
+async def test_who_does_not_exist_is_asked_as_most_are_whom_the_server_knows(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, registry = await made(tmp_path, nursery, "{type: md5, user: asker}")
+    assert authority.rules(None).unknown_method is Method.SCRAM
+    hashed = md5_secret(b"pw", "bob")
+    pool = Pool([[b"bob", hashed]])
+    monkeypatch.setattr(registry, "pool", lambda *_, **__: pool)
+    assert await authority.rules(None).find_user("bob", "o") == Secret(md5=hashed)
+    assert authority.rules(None).unknown_method is Method.MD5
+    assert pool.asked == [(SESSION_SETTINGS, DEFAULT_QUERY, [b"bob"], 2)]
+
+
+@pytest.mark.parametrize("rows", [[[b"bob"]], [[b"bob", b"x"], [b"bob", b"y"]]])
+async def test_an_answer_that_is_none_is_told_to_no_outsider(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, rows: list[list[bytes | None]]
+) -> None:
+    authority, registry = await made(tmp_path, nursery, "{type: md5, user: asker}")
+    monkeypatch.setattr(registry, "pool", lambda *_, **__: Pool(rows))
+    with capture_logs() as logs, pytest.raises(NotServing, match=r"^users cannot be looked up now"):
+        await authority.rules(None).find_user("bob", "o")
+    assert [(entry["event"], entry["database"], entry["user"]) for entry in logs] == [
+        ("auth_query_failed", "o", "asker")]
 
 
 async def test_a_name_that_no_server_can_have_is_not_asked_for(
