@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -142,8 +143,14 @@ class Pooled:
             listeners = {n: Listener(opened.enter_context(login())) for n in clients}
             due: dict[int, int] = {}  # client: its last write; in the order of asking
             holders: set[int] = set()
-            for at, write in enumerate(script):
+            left = deque(enumerate(script))
+            while left:
+                at, write = left.popleft()
                 if listeners[write.client].ended:
+                    continue
+                if write.data in (b"", TERMINATE) and write.client in due:  # what it asked for is to be done first
+                    assert any(other.client not in due for _, other in left), "all wait"
+                    left.append((at, write))
                     continue
                 listeners[write.client].send(write.data, self.cut)
                 due[write.client] = at

@@ -1,0 +1,92 @@
+"""Interleavings by chance of several clients over few sessions: each client hears what it hears with a
+session of its own, and what is committed is the same.
+
+POOLER_DIFFERENTIAL_STEPS is how many messages to send (of all clients), POOLER_DIFFERENTIAL_SEED repeats a
+run: the seed is printed. Hypothesis makes a failing script short and shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+from hypothesis import strategies as st
+
+from pooler.demo.client import RawClient
+from tests.differential.conftest import POOLS, Rig
+from tests.differential.generated import COMMITTED, EMPTY, SETUP, pieces, scripts
+from tests.differential.players import Cut, differences, play_straight, run
+from tests.differential.script import Write, kinds
+
+pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
+
+STEPS = int(os.environ.get("POOLER_DIFFERENTIAL_STEPS", "2500"))
+ROUND = 40  # scripts between two looks at the number of steps
+
+
+def cutter(seed_: int) -> Cut:
+    """Bytes in the pieces of `pieces`."""
+    sizes = pieces(seed_)
+
+    def cut(data: bytes) -> Sequence[bytes]:
+        found, at, n = [], 0, 0
+        while at < len(data) and n < 200:
+            found.append(data[at : at + sizes[n % len(sizes)]])
+            at += len(found[-1])
+            n += 1
+        return [*found, data[at:]] if at < len(data) else found
+
+    return cut
+
+
+class Compared:
+    """A rig whose tables are emptied before each run."""
+
+    def __init__(self, rig: Rig, pool: str) -> None:
+        self.rig, self.pool = rig, pool
+        self.steps = 0
+        self.owner: RawClient = rig.straight()
+        run(self.owner, "set client_min_messages = error", SETUP)
+
+    def compare(self, steps: list[Write], cut_seed: int) -> None:
+        """Both runs. Fails with the difference."""
+        self.steps += sum(len(kinds(write.data)) or 1 for write in steps)
+        run(self.owner, EMPTY)
+        expected = play_straight(steps, self.rig.straight, self.rig.watch)
+        committed = self.owner.query(COMMITTED)
+        run(self.owner, EMPTY)
+        sessions = POOLS[self.pool][1]
+        found = differences(steps, expected, partial(self.rig.pooled, self.pool), sessions, cutter(cut_seed))
+        if found:
+            for number, write in enumerate(steps):
+                note(f"{number}: client {write.client} {kinds(write.data).decode()} {write.data[:400]!r}")
+        assert found == {}
+        assert self.owner.query(COMMITTED) == committed
+
+
+@pytest.mark.timeout(6 * 3600 if STEPS > 10_000 else 300)
+@pytest.mark.parametrize("pool", ["_one", "", "_session"])
+def test_any_interleaving_is_heard_as_straight_from_the_server(newest: Rig, pool: str) -> None:
+    first = int(os.environ.get("POOLER_DIFFERENTIAL_SEED", "0")) or secrets.randbits(32)
+    compared = Compared(newest, pool)
+    number = 0
+    while compared.steps < STEPS // 3:
+        print(f"POOLER_DIFFERENTIAL_SEED={first + number} of {compared.steps} steps")  # noqa: T201  to repeat it
+        _round(compared, first + number)
+        number += 1
+    compared.owner.close()
+
+
+def _round(compared: Compared, seed_: int) -> None:
+    @seed(seed_)
+    @settings(max_examples=ROUND, database=None, deadline=None, phases=(Phase.generate, Phase.shrink),
+              suppress_health_check=list(HealthCheck))
+    @given(steps=scripts(), cut_seed=st.integers(0, 1 << 16))
+    def compare(steps: list[Write], cut_seed: int) -> None:
+        compared.compare(steps, cut_seed)
+
+    compare()
