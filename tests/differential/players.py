@@ -148,7 +148,7 @@ class Pooled:
                 at, write = left.popleft()
                 if listeners[write.client].ended:
                     continue
-                if write.data in (b"", TERMINATE) and write.client in due:  # what it asked for is to be done first
+                if write.data in (b"", TERMINATE) and write.client in due:  # what it asked comes first
                     assert any(other.client not in due for _, other in left), "all wait"
                     left.append((at, write))
                     continue
