@@ -16,6 +16,7 @@ pytest_plugins = (
     "tests.support.proxies",
     "tests.support.fleet",
     "tests.support.rawclient",
+    "tests.support.relays",
 )
 
 settings.register_profile(

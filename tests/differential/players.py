@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import select
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -81,11 +81,6 @@ class Listener:
                 return
             assert monotonic() < deadline, "the server itself does not come to an end"
 
-    def take(self, count: int) -> None:
-        """Until so many messages came since the login, or the end. Raises TimeoutError."""
-        while len(self.heard) < count and not self.ended:
-            self._take()
-
     def _take(self) -> None:
         try:
             said = self.client.receive()
@@ -141,45 +136,48 @@ class Pooled:
         clients = sorted({write.client for write in script})
         with ExitStack() as opened:
             listeners = {n: Listener(opened.enter_context(login())) for n in clients}
-            due: dict[int, int] = {}  # client: its last write; in the order of asking
+            due: dict[int, int] = {}  # client: the write that is not fully answered
             holders: set[int] = set()
-            left = deque(enumerate(script))
+            left = list(enumerate(script))
             while left:
-                at, write = left.popleft()
+                # who waits for a session says no more until it has one: the first of those who do not
+                place = next(n for n, (_, write) in enumerate(left) if write.client not in due)
+                at, write = left.pop(place)
                 if listeners[write.client].ended:
-                    continue
-                if write.data in (b"", TERMINATE) and write.client in due:  # what it asked comes first
-                    assert any(other.client not in due for _, other in left), "all wait"
-                    left.append((at, write))
                     continue
                 listeners[write.client].send(write.data, self.cut)
                 due[write.client] = at
                 if not self._settle(due, holders, listeners):
-                    return {n: listener.heard for n, listener in listeners.items()}
-            assert not due, f"clients {sorted(due)} wait for a session that nobody gives back"
-            for listener in listeners.values():
-                listener.take_until_end()
+                    break
+            else:
+                for listener in listeners.values():
+                    listener.take_until_end()
             return {n: listener.heard for n, listener in listeners.items()}
 
     def _settle(self, due: dict[int, int], holders: set[int], listeners: dict[int, Listener]) -> bool:
-        """Wait for everybody who has a session or can get one, in the order in which they asked. False: in
-        vain."""
-        while True:
-            served = [n for n in due if n in holders]
-            if len(holders) < self.sessions:
-                served += due
-            if not served:
-                return True
-            client = served[0]
-            at = due.pop(client)
-            try:
-                listeners[client].take(self.reference.counts[at])
-            except TimeoutError:
-                listeners[client].heard.append(MISSING)
-                return False
-            holders.discard(client)
-            if self.reference.holds[at]:
-                holders.add(client)
+        """Wait for everybody who has a session or can get one. False: in vain.
+
+        A write may be several units of work, between which a session may go to somebody else: so whoever is
+        answered first is taken first.
+        """
+        deadline = monotonic() + WAIT_SECONDS
+        while due and (len(holders) < self.sessions or not holders.isdisjoint(due)):
+            for client, at in list(due.items()):
+                listener = listeners[client]
+                if not listener.ended:
+                    listener.take_what_came()
+                if len(listener.heard) >= self.reference.counts[at] or listener.ended:
+                    del due[client]
+                    holders.discard(client)
+                    holders |= {client} if self.reference.holds[at] else set()
+                    break
+            else:
+                waiting = [listeners[n].client.socket for n in due]
+                if not select.select(waiting, (), (), max(0.0, deadline - monotonic()))[0]:
+                    for client in due:
+                        listeners[client].heard.append(MISSING)
+                    return False
+        return True
 
 
 def differences(
