@@ -107,7 +107,7 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         client.deliver(data)
     if ready and not owed and not server.unsynced and not server.held and not server.skip:
         server.ready(client)
-    if client.forgets is not None and not owed and not server.held and not server.skip:
+    if client.forgets is not None and (not owed or server.copy_in) and not server.held and not server.skip:
         client.go_on()
 
 

@@ -297,12 +297,13 @@ class ClientConn:
 
     def did_not_happen(self, entry: o.Entry) -> None:
         """The server skipped it after an error: a name that it would have made or closed stays as it was."""
-        if self.statements is None or type(entry) is o.Closed:
+        if self.statements is None or isinstance(entry, o.Closed):
             return
-        if type(entry) is o.Told and entry.closed is not None:
+        again = entry.closed if isinstance(entry, o.Told) else entry.before
+        if again is not None:
             with suppress(PoolerError):  # so many names at once: this one is lost, and a Bind will say so
-                self.statements.add(entry.name, entry.closed.body)
-        elif type(entry) is o.Told or (type(entry) is o.Parsed and entry.forward):
+                self.statements.add(entry.name, again.body, again.path)
+        elif isinstance(entry, o.Told) or entry.forward:
             self.statements.close(entry.name)
 
     # ---- how a use of a session ends

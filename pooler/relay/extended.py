@@ -7,7 +7,7 @@ server will answer is entered in `owed`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pooler.relay import owed as o
 from pooler.wire.prepared import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 PARSE, BIND, DESCRIBE, CLOSE = 0x50, 0x42, 0x44, 0x43
 OWN_NAMES = b"pooler_"
+WAIT: Final = b"wait"  # compared by identity: not this message now, nor what is behind it
 
 
 def extended_message(client: ClientConn, server: ServerConn, kind: int, message: bytes) -> bytes | None:
@@ -45,6 +46,8 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     if kind == BIND:
         pool.binds += 1
     elif kind == PARSE:
+        if client.statements is not None and server.owed and _is_in_doubt(client, server, message):
+            return WAIT
         pool.client_parses += 1
     replaced = None
     if pool.refuses and kind == PARSE:
@@ -77,6 +80,12 @@ def _refuse(server: ServerConn, message: bytes) -> bytes | None:
     return parse_message(Statement(name, UNSERVABLE + b"\0\0\0"))
 
 
+def _is_in_doubt(client: ClientConn, server: ServerConn, message: bytes) -> bool:
+    """Whether the name of this Parse is taken now and may be free when what was sent is answered."""
+    name, _ = parse_name_body(message, 5)
+    return name != b"" and not server.copy_in and client.prepared().get(name) is not None
+
+
 def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     name, body = parse_name_body(message, 5)
     prepared = client.prepared()
@@ -87,12 +96,13 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         if forgotten is not None and forgotten != ALL and prepared.get(forgotten) is not None:
             body = stand_in_text(forgotten) + b"\0" + types
             replaced = parse_message(Statement(name, body))
+    previous = prepared.get(name)
     statement = prepared.add(name, body, client.parameters.get(b"search_path"))
     if not name:
         assert statement is not None
         server.statements.unnamed = statement
         server.pool.server_parses += 1
-        server.owed.append(o.Parsed(statement, name, True, named=False))
+        server.owed.append(o.Parsed(statement, name, True, named=False, before=previous))
         return replaced
     if statement is None:  # the name is taken: let the server refuse a second Parse of it
         statement = client.prepared().get(name)
@@ -131,6 +141,17 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
     return before + message if before else None
 
 
+def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
+    """What is sent next drops the unnamed statement. If it is skipped after an error, that is there still."""
+    server.statements.unnamed = None
+    if client.statements is not None:
+        dropped = client.statements.get(b"")
+        if dropped is not None:
+            if server.owed:
+                server.owed.append(o.Told(b"", b"", dropped))
+            client.statements.close(b"")
+
+
 def stand_in(server: ServerConn) -> bytes:
     """What to send in front of a text of `stand_in_text`."""
     server.owed.append(o.Closed(None))
@@ -163,9 +184,7 @@ def _close(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
             server.owed.append(o.Told(o.CLOSE_COMPLETE, name, statement))
             return b""
     elif what == b"S":
-        server.statements.unnamed = None
-        if client.statements is not None:
-            client.statements.close(b"")
+        drop_unnamed(client, server)
     server.owed.append(o.CLOSE)
     return None
 

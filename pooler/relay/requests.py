@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
-from pooler.relay.extended import extended_message, stand_in
+from pooler.relay.extended import WAIT, drop_unnamed, extended_message, stand_in
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.wire.messages import query
 from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, forgotten_name, stand_in_text
@@ -83,6 +83,12 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
                 break
             unsynced = True
             message = extended_message(client, server, kind, data[at : end if end < size else size])
+            if message is WAIT:
+                pieces = [*(pieces or ()), data[start:at], FLUSH_MESSAGE]
+                client.forgets = ALL
+                hold_back(client, data[at:])
+                start = size = at
+                break
             if message is not None:
                 pieces = pieces or []
                 if at > start:
@@ -180,10 +186,8 @@ def _forgetting_query(client: ClientConn, server: ServerConn, message: bytes) ->
 
 
 def _query_sent(client: ClientConn, server: ServerConn, text: bytes) -> None:
+    drop_unnamed(client, server)  # as every simple query does
     server.owed.append(o.QUERY)
-    server.statements.unnamed = None  # a simple query drops the unnamed statement
-    if client.statements is not None:
-        client.statements.close(b"")
     client.last_sent = text
 
 

@@ -21,6 +21,8 @@ def errored(server: ServerConn, message: bytes) -> None:
     """An ErrorResponse: what the server skips after it did not happen."""
     owed = server.owed
     if not o.ends_by_itself(owed):
+        if type(owed[0]) is o.Parsed:
+            owed[0].before = None  # it was not skipped: it dropped the unnamed statement, and failed
         skipped(server, o.settle_error(owed))
         server.skipping = not owed
         server.unsynced = server.unsynced or not owed  # a query that seemed to end the group is skipped too
@@ -48,7 +50,7 @@ def reworded(server: ServerConn, message: bytes) -> bool:
 def skipped(server: ServerConn, failed: list[o.Entry]) -> None:
     """The server skipped these after an error. A name that is on its way again means the newer one."""
     again = {entry.name for entry in server.owed if type(entry) is o.Parsed and entry.forward}
-    for entry in failed:
+    for entry in reversed(failed):  # each knows what was before it
         if type(entry) is o.Parsed:
             if entry.named:  # the same text may be there under its name all the same
                 server.statements.remove(entry.statement)

@@ -77,6 +77,20 @@ SCRIPTS: dict[str, list[bytes]] = {
     "forgotten_behind_an_error": [
         parse("select 1", "s") + SYNC,
         group("select 1/0") + group("DEALLOCATE ALL") + SYNC + run("s") + query("DISCARD ALL") + run("s")],
+    "unnamed_not_dropped_by_a_skipped_query": [
+        parse("select 1") + SYNC, parse("select 2") + bind((), "nope") + query("select 3") + SYNC,
+        bind() + execute() + SYNC],
+    "unnamed_not_replaced_by_a_skipped_parse": [
+        parse("select 1") + SYNC, bind((), "nope") + parse("select 2") + SYNC, bind() + execute() + SYNC],
+    "unnamed_not_dropped_by_a_skipped_close": [
+        parse("select 1") + SYNC, bind((), "nope") + close("S") + SYNC, bind() + execute() + SYNC],
+    "closed_and_prepared_in_a_skipped_group": [
+        parse("select 1", "s") + SYNC, bind((), "nope") + close("S", "s") + parse("select 2", "s") + SYNC,
+        run("s")],
+    "prepared_again_behind_a_skipped_parse": [
+        bind((), "nope") + parse("select 1", "s") + SYNC + parse("select 2", "s") + SYNC + run("s")],
+    "forgotten_behind_a_copy": [
+        parse("select 1", "s") + SYNC, query("copy in; DEALLOCATE ALL") + copy_data("1\n") + COPY_DONE],
     "unnamed_kept": [parse("select $1") + SYNC, run("", "1"), run("", "2")],
     "unnamed_dropped_by_query": [parse("select 1") + SYNC, query("select 2"), GROUP + SYNC],
     "function": [call(), query("begin"), call(), query("commit")],
