@@ -7,6 +7,7 @@ answers itself is put in, and ReadyForQuery with nothing owed ends the use of th
 from __future__ import annotations
 
 from struct import Struct
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
@@ -77,6 +78,8 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
                 owed.popleft()
             else:
                 skipped(server, o.settle_ready(owed))
+            if owed:
+                _next_begins(server)
         elif kind == ROW_DESCRIPTION or kind == NO_DATA:
             if owed and owed[0] == o.DESCRIBE:
                 owed.popleft()
@@ -127,6 +130,13 @@ def _plain_status(data: bytes, size: int) -> int:
             return 0
         at = end
     return 0
+
+
+def _next_begins(server: ServerConn) -> None:
+    """Of several queries sent at once each is timed by itself."""
+    now = monotonic()
+    server.pool.query_seconds += now - server.query_at
+    server.query_at = now
 
 
 def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bool:

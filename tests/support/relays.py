@@ -57,12 +57,18 @@ class Relay:
         self.cut()
         for thread in self._threads:
             thread.join(10)
+        for sock in self._open:
+            sock.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # the server is down
+                    near.close()
+                    continue
                 self.connections += 1
                 for sock in (near, far):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -86,8 +92,6 @@ class Relay:
                     target.sendall(data[at : at + step])
         _shut(source)
         _shut(target)
-        with self._lock:
-            self._open -= {source, target}
 
 
 class _Typed:
@@ -111,14 +115,12 @@ class _Typed:
 
     def said(self, data: bytes) -> bytes:
         """What the client is to hear."""
-        if self._relay.answers is None:
-            return data
         out = b""
         if self._bare:
             self._bare, out, data = self._bare - 1, data[:1], data[1:]
         self._inbox.feed(data)
         while (said := self._inbox.next()) is not None:
-            out += self._relay.answers(said)
+            out += (self._relay.answers or as_sent)(said)
         return out
 
 
