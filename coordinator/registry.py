@@ -96,7 +96,7 @@ class Registry:
         kernel_boot_id: str, ttl_seconds: float, now_us: Callable[[], int],
     ) -> None:
         self._store = store
-        self._keys = keys
+        self.keys = keys
         self._databases = tuple(databases)
         self._host = host
         self._machine_id = machine_id
@@ -124,24 +124,24 @@ class Registry:
             raise Unregistered("others were faster")
 
     async def _register_once(self, local: Local) -> bool:
-        key = self._keys.worker(local.boot_id)
-        epoch_keys = [self._keys.db(db).epoch() for db in self._databases]
+        key = self.keys.worker(local.boot_id)
+        epoch_keys = [self.keys.db(db).epoch() for db in self._databases]
         snapshot = await self._store.read(
-            key, self._keys.worker_exit(local.boot_id), *epoch_keys)
+            key, self.keys.worker_exit(local.boot_id), *epoch_keys)
         found = {entry.key: entry for entry in snapshot.entries}
-        if self._keys.worker_exit(local.boot_id) in found:
+        if self.keys.worker_exit(local.boot_id) in found:
             raise Unregistered("its process was seen to end")
         old = found.get(key)
         lease = await self._lease_for(local, old)
-        ordinals = await self._store.range(self._keys.ordinals())
+        ordinals = await self._store.range(self.keys.ordinals())
         ordinal = choose_ordinal(local.boot_id, ordinals.entries, before=local.ordinal)
         record = self._record(local.who, ordinal, old, [found.get(each) for each in epoch_keys])
         compares = [unchanged(key, old.mod_revision) if old else absent(key)]
         compares += [unchanged(each, found[each].mod_revision) if each in found else absent(each)
                      for each in epoch_keys]
-        compares.append(absent(self._keys.worker_exit(local.boot_id)))
+        compares.append(absent(self.keys.worker_exit(local.boot_id)))
         puts = [Put(key, record.encode(), lease.id)]
-        mine = self._keys.ordinal(ordinal)
+        mine = self.keys.ordinal(ordinal)
         taken = next((each for each in ordinals.entries if each.key == mine), None)
         compares.append(unchanged(mine, taken.mod_revision) if taken else absent(mine))
         puts.append(Put(mine, Ordinal(local.boot_id).encode(), lease.id))
@@ -187,7 +187,7 @@ class Registry:
 
         Raises Unregistered, StoreUnavailable, StoreUnknown.
         """
-        key = self._keys.worker(local.boot_id)
+        key = self.keys.worker(local.boot_id)
         for _ in range(ROUNDS_MAX):
             snapshot = await self._store.read(key)
             if not snapshot.entries:
@@ -217,7 +217,7 @@ class Registry:
                 await trio.sleep(EXIT_BACKOFF_SECONDS)  # noqa: TID251 - back-off towards the store
 
     async def _bury_once(self, boot_id: str, exit_record: WorkerExit) -> None:
-        exit_key, key = self._keys.worker_exit(boot_id), self._keys.worker(boot_id)
+        exit_key, key = self.keys.worker_exit(boot_id), self.keys.worker(boot_id)
         await self._store.txn(Txn((absent(exit_key),), (Put(exit_key, exit_record.encode()),)))
         snapshot = await self._store.read(key)
         for entry in snapshot.entries:

@@ -32,6 +32,7 @@ from coordinator.ledger.states import Actor, Proof
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded, name_of
 from coordinator.link_values import parse_permit, permit_list
+from coordinator.ordinals import Ordinals
 from coordinator.registry import Introduction, Local, Registry
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View, Views
@@ -62,6 +63,7 @@ class WorkerServer:
         self.registry = registry
         self.granting = granting
         self.greeter = Greeter(store, views, ledgers, registry, granting)
+        self.ordinals = Ordinals(store, registry.keys)
         self.host = host
         self.ttl_seconds = ttl_seconds
         self.rows = rows
@@ -283,13 +285,21 @@ class _Peer:
     # ---- for the whole fleet
 
     async def cancel(self, args: Args) -> Args:
-        """A cancel key of another worker: handed on to it."""
-        target = self._server.registry.by_ordinal(args["ordinal"])
-        if target is None or target.link is None:
-            raise LinkRefused("unknown_ordinal", f"no worker here has ordinal {args['ordinal']}")
-        with trio.move_on_after(ASK_WORKER_TIMEOUT_SECONDS):
-            await target.link.call("cancel", key=args["key"])
-        return {}
+        """A cancel key of another worker: handed on to it, or where its host takes it."""
+        ordinal, server = args["ordinal"], self._server
+        target = server.registry.by_ordinal(ordinal)
+        if target is not None and target.link is not None:
+            with trio.move_on_after(ASK_WORKER_TIMEOUT_SECONDS):
+                await target.link.call("cancel", key=args["key"])
+            return {"address": ""}
+        try:
+            with trio.fail_after(ASK_WORKER_TIMEOUT_SECONDS):
+                address = await server.ordinals.address_of(ordinal)
+        except (StoreUnavailable, StoreUnknown, trio.TooSlowError):
+            raise LinkRefused(Code.LEDGER_UNAVAILABLE, "etcd does not answer") from None
+        if target is not None or not address:
+            raise LinkRefused("unknown_ordinal", f"no worker with ordinal {ordinal} can be reached")
+        return {"address": address}
 
     async def fleet(self, args: Args) -> Args:
         """Asks every worker of the fleet, each within a time limit."""

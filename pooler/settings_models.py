@@ -53,6 +53,8 @@ class FleetSettings(Strict):
     workers: int = Field(default_factory=default_workers, ge=1, le=WORKERS_MAX)
     listen: HostPorts = (Address("127.0.0.1", 6432),)
     worker_host: str | None = Field(None, description="where workers listen; default: the host of `listen`")
+    cancel_address: HostPort | None = Field(
+        None, description="where other hosts reach this one with cancel requests; default: `listen`")
     listen_backlog: int = Field(128, ge=1, le=65535)
     listen_proxy: bool = False
     run_dir: PathValue = Field(default_factory=default_run_dir)

@@ -41,6 +41,7 @@ from pooler.pool.pool import Parts
 from pooler.relay.reactor import Reactor
 from pooler.serve.agent import serve_agent
 from pooler.serve.authority import Authority
+from pooler.serve.cancelling import Cancelling, cancel_address
 from pooler.serve.changes import sweep_followed
 from pooler.serve.commands import Commands
 from pooler.serve.drain import drain_clients, end_clients
@@ -54,7 +55,6 @@ from pooler.serve.moving import Arrivals, arrivals_path
 from pooler.serve.registry import PoolKey, Registry
 from pooler.serve.standing import Standing
 from pooler.settings import Settings
-from pooler.wire.cancel_keys import ordinal_of
 from pooler.wire.parameters import TrackedParameters
 from pooler.wire.prepared import Statements
 from pooler.wire.session_state import TextLook
@@ -79,8 +79,8 @@ class Worker:
         run_dir = settings.fleet.run_dir
         boot_id = spec["boot_id"]
         self.holder = WorkerHolder()
-        self.permits = Permits(
-            partial(trio.open_unix_socket, spec["coordinator_socket"]), _identity(spec), self.holder)
+        to_coordinator = partial(trio.open_unix_socket, spec["coordinator_socket"])
+        self.permits = Permits(to_coordinator, _identity(spec, settings), self.holder)
         self.reactor = Reactor()
         self.tracked = TrackedParameters(settings.pool.track_extra_parameters)
         self.encryption = Encryption(settings)
@@ -97,8 +97,9 @@ class Worker:
         self.commands = Commands(self.registry, Standing(run_dir), self._take_settings)
         self.leaving = Leaving(self.registry, self.commands)
         self.fleet_view = FleetView(self.registry, self.permits, self.figures, link)
+        cancelling = Cancelling(self.registry, self.holder, self.permits, nursery)
         self.entrance = Entrance(
-            self.registry, self.count, self.cancel, self._console, self.parts.parameters_of)
+            self.registry, self.count, cancelling.take, self._console, self.parts.parameters_of)
         self.acceptors: list[Acceptor] = []
         self.figures.logins_open = lambda: sum(acceptor.in_flight for acceptor in self.acceptors)
         self.figures.refusals = lambda: self.entrance.refusals
@@ -195,14 +196,6 @@ class Worker:
     async def _console(self, raw: Any, asked: Any) -> None:
         await open_console(raw, asked, self.registry, self.fleet_view)
 
-    async def cancel(self, key: bytes) -> None:
-        """A CancelRequest that came in here: ours, or another worker's."""
-        ordinal = ordinal_of(key)
-        if self.holder.has(key):
-            await self.holder.cancel(key)
-        elif ordinal is not None and ordinal != self.permits.ordinal:
-            await self.permits.forward_cancel(ordinal, key)
-
     # ---- what the supervisor and the ledger say
 
     def _epoch_heard(self, view: LedgerView) -> None:
@@ -269,9 +262,9 @@ class Worker:
                 await self.parts.server_forgotten.wait()
 
 
-def _identity(spec: Args) -> Identity:
+def _identity(spec: Args, settings: Settings) -> Identity:
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return Identity(spec["boot_id"], spec["index"], os.getpid(), int(stat[19]))
+    return Identity(spec["boot_id"], spec["index"], os.getpid(), int(stat[19]), cancel_address(settings))
 
 
 def _of_clients(settings: Settings) -> KeepAlive:

@@ -23,6 +23,7 @@ class Event(StrEnum):
     WORKER_DRAINING = "worker_draining"
     CLIENT_REFUSED = "client_refused"
     AUTH_QUERY_FAILED = "auth_query_failed"
+    CANCEL_NOT_DELIVERED = "cancel_not_delivered"
     SESSION_OPENED = "session_opened"
     SESSION_OPEN_FAILED = "session_open_failed"
     SESSION_CLOSED = "session_closed"

@@ -238,9 +238,10 @@ class Permits:
         """No session of an older epoch is granted any more. Returns at once, told until answered."""
         self._errands.tell("epoch_ack", lambda _: None, db=db, epoch=epoch)
 
-    async def forward_cancel(self, ordinal: int, key: bytes) -> None:
-        """Pass a CancelRequest on to the worker with that ordinal. Raises FleetUnreachable."""
-        await self._once("cancel", ordinal=ordinal, key=key)
+    async def forward_cancel(self, ordinal: int, key: bytes) -> str:
+        """Pass a CancelRequest on to the worker with that ordinal: "" if it is this host's, else host:port to
+        send it to. Raises FleetUnreachable."""
+        return str((await self._once("cancel", ordinal=ordinal, key=key)).get("address") or "")
 
     async def fleet(self, op: str, args: Args) -> list[Args]:
         """Ask every worker of the fleet: {worker, value or error} each. Raises FleetUnreachable."""

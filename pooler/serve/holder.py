@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import structlog
+import trio
 
 from coordinator.ledger.record import Permit
 from pooler.observe.events import Event
 from pooler.pool.ledger_view import LedgerView
 from pooler.relay.cancel import cancel_for
+from pooler.relay.turns import Turns
 from pooler.serve.registry import Registry
+
+CANCELS_AT_ONCE = 64  # connections to servers
 
 log = structlog.get_logger()
 
@@ -24,6 +29,8 @@ class WorkerHolder:
         self.show_rows: Callable[[str], list[Any]] | None = None
         self.run_command: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None
         self.epoch_heard: Callable[[LedgerView], None] | None = None
+        self._turns: Turns | None = None
+        self._limit = trio.CapacityLimiter(CANCELS_AT_ONCE)
 
     def holds(self, db: str, permit: Permit) -> bool:
         """Is there a session under this permit whose socket is open?"""
@@ -67,22 +74,33 @@ class WorkerHolder:
             self.epoch_heard(view)
 
     async def cancel(self, key: bytes) -> None:
-        """A CancelRequest: cancel what that client runs, or its wait; a console's command."""
+        """A CancelRequest: cancel what that client runs, or its wait; a console's command. Returns when what
+        was sent for it is over."""
         registry = self._registry
         if key in registry.consoles:
             registry.consoles[key].cancel()
-            return
-        if key in registry.replications:
-            await registry.replications[key].cancel()
-            return
+        elif key in registry.replications:
+            await self._take_turn(key, registry.replications[key].cancel)
+        elif (client := registry.clients.get(key)) is not None:
+            if client.server is None:
+                client.cancel_wait()
+            else:
+                await self._take_turn(key, partial(self._cancel_running, key))
+
+    async def _take_turn(self, key: bytes, act: Callable[[], Awaitable[None]]) -> None:
+        if self._turns is None:
+            self._turns = Turns(self._registry.parts.nursery)
+        await self._turns.take(key, act)
+
+    async def _cancel_running(self, key: bytes) -> None:
+        """What it runs when its turn comes."""
+        registry = self._registry
         client = registry.clients.get(key)
-        if client is None:
-            return
-        server = client.server
-        if server is not None:
-            await cancel_for(server, client, registry.settings.pool.cancel_wait_timeout_seconds)
-        else:
-            client.cancel_wait()
+        if client is not None and client.server is not None:
+            async with self._limit:
+                if client.server is not None:
+                    await cancel_for(
+                        client.server, client, registry.settings.pool.cancel_wait_timeout_seconds)
 
     def has(self, key: bytes) -> bool:
         """Whether a client of this worker was given this cancel key."""

@@ -13,6 +13,7 @@ SECRET_BYTES_SHORT = 4
 SECRET_BYTES_LONG = 32
 RANDOM_BYTES = 2 + SECRET_BYTES_LONG
 KEY_BYTES_MAX = 4 + 256
+_PASSED_ON = 0x80  # of the first byte, which no worker sets
 
 
 def make_key(ordinal: int, random: bytes, *, protocol_minor: int) -> bytes:
@@ -36,3 +37,15 @@ def ordinal_of(key: bytes) -> int | None:
         return None
     process_id = int.from_bytes(key[:4], "big")
     return None if process_id >> 31 else process_id >> 15
+
+
+def forwarded(key: bytes, hops: int) -> bytes:
+    """A worker's key as hosts pass it on: marked as no client's, and behind it how often it was passed on."""
+    return bytes([key[0] | _PASSED_ON]) + key[1:] + bytes([hops])
+
+
+def read_forwarded(key: bytes) -> tuple[bytes, int]:
+    """The key as its worker made it, and how often it was passed on (0: a client sent it)."""
+    if len(key) < 9 or not key[0] & _PASSED_ON:
+        return key, 0
+    return bytes([key[0] & ~_PASSED_ON]) + key[1:-1], key[-1]

@@ -39,3 +39,20 @@ def test_what_does_not_fit_is_refused() -> None:
         cancel_keys.make_key(65_536, bytes(34), protocol_minor=0)
     with pytest.raises(ValueError, match="random"):
         cancel_keys.make_key(1, bytes(33), protocol_minor=0)
+
+
+@given(st.binary(min_size=34, max_size=34), st.sampled_from([0, 2]), st.integers(1, 255))
+def test_a_key_that_was_passed_on_is_no_clients_and_comes_out_as_it_was(
+    random: bytes, minor: int, hops: int
+) -> None:
+    key = cancel_keys.make_key(700, random, protocol_minor=minor)
+    passed = cancel_keys.forwarded(key, hops)
+    assert cancel_keys.ordinal_of(passed) is None
+    assert cancel_keys.read_forwarded(passed) == (key, hops)
+    assert cancel_keys.read_forwarded(key) == (key, 0)
+
+
+@given(st.binary(min_size=0, max_size=300))
+def test_whatever_comes_is_read_as_some_key(key: bytes) -> None:
+    read, hops = cancel_keys.read_forwarded(key)
+    assert (read == key) or hops == key[-1]
