@@ -89,6 +89,11 @@ def _is_in_doubt(client: ClientConn, server: ServerConn, message: bytes) -> bool
 def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     name, body = parse_name_body(message, 5)
     prepared = client.prepared()
+    if not name:
+        known = prepared.get(b"")
+        if known is not None and known.is_again(body, client.parameters.search_path):
+            _parse_unnamed(server, known, known)
+            return None
     replaced = None
     if MAY_FORGET(body) is not None:
         text, _, types = body.partition(b"\0")
@@ -97,12 +102,10 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
             body = stand_in_text(forgotten) + b"\0" + types
             replaced = parse_message(Statement(name, body))
     previous = prepared.get(name)
-    statement = prepared.add(name, body, client.parameters.get(b"search_path"))
+    statement = prepared.add(name, body, client.parameters.search_path)
     if not name:
         assert statement is not None
-        server.statements.unnamed = statement
-        server.pool.server_parses += 1
-        server.owed.append(o.Parsed(statement, name, True, named=False, before=previous))
+        _parse_unnamed(server, statement, previous)
         return replaced
     if statement is None:  # the name is taken: let the server refuse a second Parse of it
         statement = client.prepared().get(name)
@@ -118,6 +121,13 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
     server.pool.server_parses += 1
     server.owed.append(o.Parsed(statement, name, True))
     return before + parse_message(statement)
+
+
+def _parse_unnamed(server: ServerConn, statement: Statement, previous: Statement | None) -> None:
+    """It is sent as it came. `previous` is what it is to the client if it is skipped."""
+    server.statements.unnamed = statement
+    server.pool.server_parses += 1
+    server.owed.append(o.Parsed(statement, b"", True, named=False, before=previous))
 
 
 def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:

@@ -30,7 +30,7 @@ SETS_KEPT_MAX: Final = 10_000
 
 # SET takes these as one literal; of a list such as search_path it would make one name with commas in it
 _PLAIN = frozenset(TRACKED_ALWAYS) - {b"search_path"}
-_ENCODING, _APPLICATION = 0, 5
+_ENCODING, _APPLICATION, _SEARCH_PATH = 0, 5, 6
 _NAME = re.compile(rb"[A-Za-z_][A-Za-z0-9_$]*(?:\.[A-Za-z_][A-Za-z0-9_$]*)*\Z")
 _CODECS: Final = {
     b"UTF8": "utf-8",
@@ -119,7 +119,7 @@ class ParameterSet:
     `told` has a bit for each value that the server reports by itself.
     """
 
-    __slots__ = ("_tracked", "extra", "may_be_refused", "told", "values")
+    __slots__ = ("_tracked", "extra", "may_be_refused", "search_path", "told", "values")
 
     def __init__(
         self, tracked: TrackedParameters, values: tuple[bytes | None, ...], told: int, extra: Extra
@@ -128,6 +128,7 @@ class ParameterSet:
         self.values = values
         self.told = told
         self.extra = extra
+        self.search_path = values[_SEARCH_PATH]
         self.may_be_refused = any(name not in _TAKEN_ALWAYS for name, _ in extra)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:

@@ -65,6 +65,10 @@ class Statement:
             forgotten_name(body.partition(b"\0")[0]) if MAY_FORGET(body) is not None else None)
         self.uses = 0
 
+    def is_again(self, body: bytes, path: bytes | None) -> bool:
+        """Whether this text is this statement, and nothing has to be looked up to know it."""
+        return self.body == body and self.path == path and self.forgets is None
+
     def __repr__(self) -> str:
         return f"<Statement {self.server_name.decode()} {self.uses} uses>"
 
