@@ -126,6 +126,9 @@ async def greet(sock: RawSocket, welcome: Welcome) -> None:
 async def refuse(sock: RawSocket, error: PoolerError) -> None:
     """Tell a client why it cannot come in and close. Waits a little for it to hang up, so that the text is
     not lost to a reset; never raises but Cancelled."""
+    if sock.is_shaking_hands:
+        sock.close()
+        return
     try:
         with trio.move_on_after(FAREWELL_SECONDS):
             await sock.send_all(refusal_message(error))

@@ -56,6 +56,11 @@ class RawSocket:
                 _set_keepalive(sock, keepalive)
 
     @property
+    def is_shaking_hands(self) -> bool:
+        """Whether a handshake was begun and is not done: nothing can be said to the peer."""
+        return self.tls is None and isinstance(self._socket, TlsSocket)
+
+    @property
     def is_local(self) -> bool:
         """Whether it is a unix socket."""
         return self.plain.family == socket.AF_UNIX

@@ -17,7 +17,6 @@ from typing import Any, Self
 RECORD_BYTES = 16_384  # the most that one record holds (RFC 8446, 5.1)
 # PostgreSQL writes out its 8 KiB buffer when it is full: behind a record as big as that there will be more
 _FULL_BYTES = 8_192
-_WANTS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,11 @@ class TlsSocket(ssl.SSLSocket):
         stays inside. Raises BlockingIOError, OSError."""
         try:
             data: bytes = self.read(buflen)
-        except _WANTS:
+        except ssl.SSLWantReadError:
             raise BlockingIOError(errno.EAGAIN, "nothing has arrived") from None
+        except ssl.SSLWantWriteError:  # no epoll that waits for words would wait for this
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED, "the peer wants an answer to new keys and does not read") from None
         except (ssl.SSLZeroReturnError, ValueError):  # TLS was ended on both sides
             return self._end(buflen)
         except OSError as fault:
@@ -77,7 +79,7 @@ class TlsSocket(ssl.SSLSocket):
         while len(data) >= _FULL_BYTES and size + RECORD_BYTES <= most:
             try:
                 data = self.read(RECORD_BYTES)
-            except _WANTS:
+            except ssl.SSLWantReadError:
                 break
             except ssl.SSLZeroReturnError:
                 data = b""
@@ -109,7 +111,7 @@ class TlsSocket(ssl.SSLSocket):
             if len(data) <= RECORD_BYTES:
                 return self.write(data)
             return self._send_records(memoryview(data))
-        except _WANTS:
+        except ssl.SSLWantWriteError:
             raise BlockingIOError(errno.EAGAIN, "nothing can be sent now") from None
         except ValueError:  # TLS was ended on both sides
             raise BrokenPipeError(errno.EPIPE, "the connection has ended") from None
@@ -119,7 +121,7 @@ class TlsSocket(ssl.SSLSocket):
         while sent < len(data):
             try:
                 sent += self.write(data[sent : sent + RECORD_BYTES])
-            except _WANTS:
+            except ssl.SSLWantWriteError:
                 if not sent:
                     raise
                 break

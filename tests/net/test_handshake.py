@@ -14,7 +14,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from pooler.errors import LoginRefused
 from pooler.net.handshake import THREADS, HandshakeFailed, accept_tls
+from pooler.net.login import refuse
 from pooler.net.stream import PeerGone, RawSocket
 from pooler.net.tls import TlsSocket
 from pooler.net.tls_context import ClientTls
@@ -144,6 +146,17 @@ async def test_a_connection_that_was_reset_before_is_a_failed_handshake() -> Non
     with pytest.raises(HandshakeFailed):
         await accept_tls(raw, clients())
     raw.close()
+
+
+async def test_a_client_whose_handshake_came_to_no_end_is_told_nothing_and_costs_nothing() -> None:
+    with accepted() as (raw, _):
+        with trio.move_on_after(0.1):
+            await accept_tls(raw, clients())
+        assert raw.is_shaking_hands
+        with trio.fail_after(1):  # less than a farewell may take
+            await refuse(raw, LoginRefused("client_login_timeout"))
+        with pytest.raises(trio.ClosedResourceError):
+            await raw.recv()
 
 
 async def test_an_end_in_order_and_a_lost_connection_are_told_apart_after_a_handshake() -> None:

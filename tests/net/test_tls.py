@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 import subprocess
+from collections.abc import Callable
 from random import Random
 from typing import IO
 
@@ -325,6 +326,24 @@ def test_shutdown_sends_close_notify_and_the_other_way_stays_open() -> None:
         theirs.close()
         wait_readable(ours)
         assert receive(ours) == b""
+
+
+@pytest.mark.parametrize("name", ["recv", "send"])
+def test_what_waiting_for_the_other_way_would_not_end_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Else a loop would ask again and again: new keys that cannot be answered, a handshake not done."""
+    def want(fault: type[OSError]) -> Callable[..., None]:
+        def fail(*_: object) -> None:
+            raise fault
+        return fail
+
+    with tls_pair() as (ours, _):
+        monkeypatch.setattr(ours, "read", want(ssl.SSLWantWriteError))
+        monkeypatch.setattr(ours, "write", want(ssl.SSLWantReadError))
+        with pytest.raises((ConnectionAbortedError, ssl.SSLWantReadError)):
+            ours.recv(100) if name == "recv" else ours.send(b"x")
+        monkeypatch.undo()
 
 
 def test_has_ended_tells_an_end_from_silence_and_from_words() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import socket
 import ssl
 import threading
@@ -25,7 +27,9 @@ def pem(path: Path) -> PemFile:
 @cache
 def authority() -> Authority:
     """One for the whole test process."""
-    return Authority(Path(mkdtemp(prefix="tls")))
+    folder = mkdtemp(prefix="tls")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Authority(Path(folder))
 
 
 @cache
