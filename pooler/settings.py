@@ -29,6 +29,7 @@ from pooler.settings_models import (
     TenantMatch,
     TenantSettings,
     TlsSettings,
+    UserSettings,
 )
 from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings
 from pooler.settings_units import Address, PolicyFile
@@ -59,6 +60,7 @@ __all__ = [
     "TenantMatch",
     "TenantSettings",
     "TlsSettings",
+    "UserSettings",
     "coordinator_spec",
     "find_config",
     "load",

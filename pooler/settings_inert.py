@@ -12,22 +12,16 @@ from pooler.settings_models import Settings
 INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "fleet.drain_notice": None,
     "databases.*.max_replica_lag": None,
-    "databases.*.reserve_pool_size": None,
     "databases.*.connect_query": None,
     "failover.detect": None,
     "failover.patroni": None,
     "failover.on_ledger_loss": None,
     "failover.fence_command": None,
-    "pool.reserve_pool_size": None,
     "pool.server_reset_query": None,
     "pool.server_reset_query_always": lambda settings: settings.pool.session_state in ("allow", "warn"),
-    "pool.server_check_query": None,
-    "pool.server_check_delay": None,
-    "pool.session_state": lambda settings: settings.pool.session_state != "reject",
     "pool.pkt_buf": None,
 }
 _INSTEAD = {
-    "pool.session_state": "; it acts as clean",
     "pool.server_reset_query": "; what a client left on a session is undone, and no more",
 }
 

@@ -137,6 +137,7 @@ class DatabaseSettings(Strict):
     pool_size: int | None = Field(None, ge=1)
     min_pool_size: Count | None = None
     reserve_pool_size: Count | None = None
+    max_db_client_connections: Count | None = None
     query_wait_timeout_seconds: Seconds | None = Field(None, alias="query_wait_timeout")
     server_lifetime_seconds: Seconds | None = Field(None, alias="server_lifetime")
     connect_query: str | None = None
@@ -148,6 +149,21 @@ class DatabaseSettings(Strict):
     def ledger(self) -> str:
         """The ledger's `db`: the policy's `database`."""
         return self.policy.database
+
+
+class UserSettings(Strict):
+    """Of the clients of one user; what is given here counts more than what a database or `pool` says."""
+
+    pool_mode: PoolMode | None = None
+    pool_size: int | None = Field(None, ge=1)
+    reserve_pool_size: Count | None = None
+    max_user_connections: Count | None = None
+    max_user_client_connections: Count | None = None
+    query_timeout_seconds: Seconds | None = Field(None, alias="query_timeout")
+    query_wait_timeout_seconds: Seconds | None = Field(None, alias="query_wait_timeout")
+    transaction_timeout_seconds: Seconds | None = Field(None, alias="transaction_timeout")
+    idle_transaction_timeout_seconds: Seconds | None = Field(None, alias="idle_transaction_timeout")
+    client_idle_timeout_seconds: Seconds | None = Field(None, alias="client_idle_timeout")
 
 
 class FailoverSettings(Strict):
@@ -191,10 +207,16 @@ class PoolSettings(Strict):
     default_pool_size: int = Field(20, ge=1)
     min_pool_size: Count = 0
     reserve_pool_size: Count = 0
+    reserve_pool_timeout_seconds: Seconds = Field(5.0, alias="reserve_pool_timeout")
     max_client_conn: int = Field(100, ge=1)
+    max_db_client_connections: Count = 0
+    max_user_client_connections: Count = 0
+    max_user_connections: Count = Field(0, description="sessions of a user in any one database")
     max_prepared_statements: Count = 200
     query_wait_timeout_seconds: Seconds = Field(120.0, alias="query_wait_timeout")
+    query_wait_notify_seconds: Seconds = Field(5.0, alias="query_wait_notify")
     query_timeout_seconds: Seconds = Field(0.0, alias="query_timeout")
+    transaction_timeout_seconds: Seconds = Field(0.0, alias="transaction_timeout")
     idle_transaction_timeout_seconds: Seconds = Field(0.0, alias="idle_transaction_timeout")
     client_idle_timeout_seconds: Seconds = Field(0.0, alias="client_idle_timeout")
     client_login_timeout_seconds: Seconds = Field(60.0, alias="client_login_timeout")
@@ -206,13 +228,15 @@ class PoolSettings(Strict):
     server_lifetime_seconds: Seconds = Field(3600.0, alias="server_lifetime")
     server_reset_query: str = "DISCARD ALL"
     server_reset_query_always: bool = False
-    server_check_query: str = ""
+    server_fast_close: bool = False
+    server_check_query: str = Field("<empty>", description="so: the empty query; empty: nothing is asked")
     server_check_delay_seconds: Seconds = Field(30.0, alias="server_check_delay")
     session_state: Literal["clean", "pin", "reject", "allow", "warn"] = "clean"
     session_state_functions: Strings = ()
     max_pinned: Count = 10
     track_extra_parameters: Strings = ("IntervalStyle",)
     ignore_startup_parameters: Strings = ()
+    max_packet_size_bytes: Bytes = Field(2_147_483_647, alias="max_packet_size", ge=65_536)
     pkt_buf_bytes: Bytes = Field(65_536, alias="pkt_buf", ge=4096, le=16 * 1024 * 1024)
     # of TCP connections to clients and servers, within what Linux takes (tcp(7)); 0: the system's own value,
     # and to servers 60 s, 10 s and 6 probes, for nobody else notices a server that vanished
@@ -238,10 +262,6 @@ class TenantSettings(Strict):
     match: TenantMatch
     tenant: str | None = Field(None, min_length=1)
     class_name: str | None = Field(None, alias="class", min_length=1)
-
-
-def _rows(value: object) -> object:
-    return tuple(map(as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
 class AdminSettings(Strict):
@@ -285,6 +305,7 @@ class Settings(Strict):
     failover: FailoverSettings = FailoverSettings.model_validate({})
     auth: AuthSettings = AuthSettings.model_validate({})
     pool: PoolSettings = PoolSettings.model_validate({})
+    users: dict[str, UserSettings] = Field(default_factory=dict)
     client_tls: ClientTlsSettings = Field(default_factory=ClientTlsSettings)
     server_tls: ServerTlsSettings = Field(default_factory=ServerTlsSettings)
     tenants: Annotated[tuple[TenantSettings, ...], BeforeValidator(as_tuple)] = ()
@@ -304,14 +325,18 @@ class Settings(Strict):
         """The entry that serves a name: its own, else the one for any name. KeyError if there is neither."""
         return self.databases[name] if name in self.databases else self.databases[ANY_DATABASE]
 
-    def pool_size(self, name: str) -> int:
-        """Server sessions of one pool of database `name`, over the whole fleet."""
-        return self.database(name).pool_size or self.pool.default_pool_size
+    def user(self, name: str) -> UserSettings:
+        """What is set for the clients of one user."""
+        return self.users.get(name, _NOTHING_OF_ITS_OWN)
 
-    def pool_mode(self, name: str, service: str | None = None) -> PoolMode:
-        """The service's mode if it names one, else the database's, else the pool's."""
+    def pool_size(self, name: str, user: str = "") -> int:
+        """Server sessions of one pool of database `name`, over the whole fleet."""
+        return self.user(user).pool_size or self.database(name).pool_size or self.pool.default_pool_size
+
+    def pool_mode(self, name: str, service: str | None = None, user: str = "") -> PoolMode:
+        """The service's mode if it names one, else the user's, the database's, the pool's."""
         served = self.services[service].pool_mode if service is not None else None
-        return served or self.database(name).pool_mode or self.pool.pool_mode
+        return served or self.user(user).pool_mode or self.database(name).pool_mode or self.pool.pool_mode
 
     def database_for(self, name: str, service: str | None) -> str | None:
         """The `databases` entry a client asking for `name` gets: by name on the shared port (None), and on a
@@ -331,6 +356,9 @@ class Settings(Strict):
     def from_wire(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of to_wire(); reads nothing from disk or environment."""
         return cls.model_validate(dict(values), context={"resolved": True})
+
+
+_NOTHING_OF_ITS_OWN = UserSettings.model_validate({})
 
 
 def _plain(value: Any) -> Any:

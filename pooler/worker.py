@@ -27,6 +27,7 @@ from pooler.errors import PoolerError
 from pooler.net.client_count import ClientCount
 from pooler.net.listener import Acceptor, adopt
 from pooler.net.login import CONSOLE_DATABASES, Door, ProxyRule
+from pooler.net.name_counts import NameCounts
 from pooler.net.proxy_protocol import PeerAddress, requires_header
 from pooler.net.stream import KeepAlive
 from pooler.observe.events import Event
@@ -60,6 +61,7 @@ from pooler.wire.prepared import Statements
 from pooler.wire.session_state import TextLook
 
 TICK_SECONDS = 0.1
+LIMIT_TICKS = 3
 SLOW_TICKS = 10
 AS_PGBOUNCER = frozenset({"pgbouncer"})
 STATS_TICKS = 600  # stats_period 60 s
@@ -92,7 +94,7 @@ class Worker:
             statements=Statements(look.residue), look=look,
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed, server_tls=self.encryption.servers)
-        self.registry = Registry(settings, self.parts)
+        self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
         self.commands = Commands(self.registry, Standing(run_dir), self._take_settings)
         self.leaving = Leaving(self.registry, self.commands)
@@ -160,11 +162,15 @@ class Worker:
             for key, pool in list(self.registry.pools.items()):
                 janitor.end_late_waits(pool, now)
                 janitor.end_overdue_drain(pool, now)
-                if ticks % SLOW_TICKS == 0:  # once a second
-                    janitor.end_hung_cleanups(pool, now)
+                if ticks % LIMIT_TICKS == 0:
                     janitor.end_idle_transactions(pool, now)
+                    janitor.end_long_transactions(pool, now)
                     janitor.end_long_queries(pool, now)
                     janitor.end_idle_clients(pool, now)
+                    janitor.tell_who_waits(pool, now)
+                    janitor.use_reserve(pool, now)
+                if ticks % SLOW_TICKS == 0:  # once a second
+                    janitor.end_hung_cleanups(pool, now)
                     janitor.close_old_sessions(pool, now, self.permits.growth_allowed(pool.plan.ledger))
                     janitor.replenish(pool)
                     if janitor.is_unused(pool, now) and self._is_automatic(key):

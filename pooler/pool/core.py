@@ -44,6 +44,8 @@ class PoolCore(Generic[S]):
     __slots__ = (
         "active",
         "ages",
+        "check_after",
+        "checking",
         "closing",
         "epoch",
         "generation",
@@ -70,6 +72,8 @@ class PoolCore(Generic[S]):
         self.shed = 0
         self.paused = False
         self.serving = True
+        self.check_after = float("inf")  # seconds idle, from which on a session is checked before it is given
+        self.checking: set[S] = set()  # of `active`: nobody's until it has answered
         self.ages = True  # lifetimes count; not while no successor could be had
 
     @property
@@ -84,7 +88,8 @@ class PoolCore(Generic[S]):
 
     def request(self, ticket: Ticket) -> S | None:
         """Bind an idle session to a started ticket, or queue it. Latest returned first."""
-        if self.idle and not self.waiting and self.serving and not self.paused:
+        if (self.idle and not self.waiting and self.serving and not self.paused
+                and ticket.queued_at - self.idle[-1].idle_since < self.check_after):
             session = self.idle.pop()
             ticket.bind(session)
             self.active.add(session)
@@ -108,6 +113,8 @@ class PoolCore(Generic[S]):
         False: it is not to be used any more and the caller closes it (it has left the core).
         """
         self.active.discard(session)
+        if self.checking:
+            self.checking.discard(session)
         if self.shed or not self.usable(session, now):
             self.shed = max(0, self.shed - 1)
             return False
@@ -135,6 +142,7 @@ class PoolCore(Generic[S]):
         """Take a session out, whatever it was doing. False if it was not here."""
         if session in self.active:
             self.active.discard(session)
+            self.checking.discard(session)
             self.shed = min(self.shed, len(self.active))  # what is gone need not be given up
             return True
         if session in self.idle:
@@ -144,10 +152,20 @@ class PoolCore(Generic[S]):
 
     def openings_wanted(self) -> int:
         """How many more sessions to start opening now; the caller counts them in `opening`."""
-        wanted = min(len(self.waiting), self.opening_max) - self.opening
+        wanted = min(len(self.waiting) - len(self.checking), self.opening_max) - self.opening
         if wanted <= 0 or self.blocked:
             return 0
         return max(0, min(wanted, self.size_max - self.total))
+
+    def take_to_check(self) -> list[S]:
+        """Idle sessions that are to be checked now, one for each that waits: in use until they are given."""
+        taken: list[S] = []
+        while self.idle and not self.blocked and len(self.waiting) > len(self.checking):
+            session = self.idle.pop()
+            self.active.add(session)
+            self.checking.add(session)
+            taken.append(session)
+        return taken
 
     def count_waiting(self) -> int:
         """Who waits now."""
@@ -156,7 +174,8 @@ class PoolCore(Generic[S]):
     def wake(self, now: float) -> list[S]:
         """Serve waiters from idle sessions after a block was lifted; returns those to close instead."""
         retired: list[S] = []
-        while self.idle and not self.blocked and self.waiting:
+        while (self.idle and not self.blocked and self.waiting
+               and now - self.idle[-1].idle_since < self.check_after):
             session = self.idle.pop()
             if not self.give(session, now):
                 retired.append(session)
@@ -207,4 +226,5 @@ class PoolCore(Generic[S]):
         assert self.closing >= 0
         assert not any(s in self.active for s in self.idle)
         assert all(ticket.waiting for ticket in self.waiting)
-        assert self.blocked or not (self.idle and self.waiting)
+        assert self.checking <= self.active
+        assert self.blocked or not (self.idle and len(self.waiting) > len(self.checking))

@@ -76,8 +76,8 @@ class Growth:
     async def _try_open(self) -> ServerConn | None:
         plan = self._pool.plan
         ask = OpenPlan(
-            db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=plan.size_max,
-            wait_seconds=RESERVE_WAIT_SECONDS,
+            db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret,
+            seats=self._pool.core.size_max, wait_seconds=RESERVE_WAIT_SECONDS,
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
             keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
             tls=self._pool.parts.server_tls,

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+from pooler.errors import WaitEnded
 from pooler.pool.pool import Pool
+from pooler.relay.server import ServerConn
+from pooler.wire.messages import Fault, notice_response
 
 IN_TRANSACTION, FAILED = 0x54, 0x45
 OWN_QUERY_SECONDS_MAX = 10.0
+WAITING = notice_response(Fault(
+    "NOTICE", "01000", "No server connection available in postgres backend, client being queued"))
 CANCELLED_SECONDS = 1.0  # for a client to end its transaction after a cancel
 
 
 def end_late_waits(pool: Pool, now: float) -> None:
     """query_wait_timeout: a ticket past its deadline is answered."""
-    if pool.core.waiting:
-        pool.expire(now)
+    for ticket in pool.core.expired(now) if pool.core.waiting else ():
+        waited = now - ticket.queued_at
+        ticket.refused(WaitEnded(
+            f"query_wait_timeout: no session of database {pool.plan.name!r} for user {pool.plan.user!r} "
+            f"became free in {waited:.1f} s: {why_none(pool)}"))
+
+
+def why_none(pool: Pool) -> str:
+    """What a wait for a session of this pool is for."""
+    view = pool.parts.permits.ledgers.get(pool.plan.ledger)
+    if pool.core.paused:
+        return "the database is paused"
+    if view is None or not view.reachable:
+        return "the ledger is unreachable, so that no new session may be opened"
+    if not view.epoch:
+        return "no server was found yet that can serve it"
+    if not view.serving:
+        return f"epoch {view.epoch} drains"
+    if pool.last_error is not None:
+        return str(pool.last_error)
+    return f"all {len(pool.core.active)} sessions of this worker are in use"
 
 
 def end_hung_cleanups(pool: Pool, now: float) -> None:
@@ -23,6 +47,11 @@ def end_hung_cleanups(pool: Pool, now: float) -> None:
             server.give_up("one of the pooler's own queries was not answered")
 
 
+def is_working(server: ServerConn) -> bool:
+    """Whether a transaction is open on this session, or something of its client's is unanswered."""
+    return bool(server.owed) or server.unsynced or server.status in (IN_TRANSACTION, FAILED)
+
+
 def end_idle_transactions(pool: Pool, now: float) -> None:
     """idle_transaction_timeout: a client that holds a transaction and says nothing is disconnected."""
     limit = pool.plan.settings.idle_transaction_timeout_seconds
@@ -30,13 +59,25 @@ def end_idle_transactions(pool: Pool, now: float) -> None:
         return
     for server in list(pool.core.active):
         client = server.client
-        if (client is not None and not server.owed and server.status in (IN_TRANSACTION, FAILED)
-                and now - server.last_used > limit):
+        if client is not None and not server.owed and is_working(server) and (
+                now - max(server.last_used, server.query_at) > limit):
             client.break_off("25P03", "idle transaction timeout")
 
 
+def end_long_transactions(pool: Pool, now: float) -> None:
+    """transaction_timeout: a transaction that lasts longer ends its client (FATAL) and, what runs there being
+    cancelled, its session."""
+    limit = pool.plan.settings.transaction_timeout_seconds
+    if not limit:
+        return
+    for server in list(pool.core.active):
+        if server.client is not None and is_working(server) and now - server.started_at > limit:
+            server.client.break_off("25P04", "transaction timeout")
+
+
 def end_long_queries(pool: Pool, now: float) -> None:
-    """query_timeout: a query that runs longer ends its client (FATAL) and, cancelled, its session."""
+    """query_timeout: a query that runs longer ends its client (FATAL) and, cancelled, its session. Each of a
+    pipeline has its own time, from the end of the one before it."""
     limit = pool.plan.settings.query_timeout_seconds
     if not limit:
         return
@@ -46,13 +87,42 @@ def end_long_queries(pool: Pool, now: float) -> None:
 
 
 def end_idle_clients(pool: Pool, now: float) -> None:
-    """client_idle_timeout: a client without a transaction that says nothing is disconnected."""
+    """client_idle_timeout: a client without a session that says nothing is disconnected. One that keeps a
+    session (session pooling) may be listening, and stays."""
     limit = pool.plan.settings.client_idle_timeout_seconds
     if not limit:
         return
     for client in list(pool.clients):
-        if client.server is None and not client.ticket.waiting and now - client.requested_at > limit:
+        if client.server is None and not client.ticket.waiting and (
+                now - max(client.requested_at, client.idle_since) > limit):
             client.break_off("57P05", "client_idle_timeout")
+
+
+def tell_who_waits(pool: Pool, now: float) -> None:
+    """query_wait_notify: a client that has waited so long is told once that it waits."""
+    limit = pool.plan.settings.query_wait_notify_seconds
+    if not limit or not pool.core.waiting:
+        return
+    told = pool.notified_at
+    for ticket in list(pool.core.waiting):
+        if ticket.queued_at > now - limit:
+            break
+        if ticket.queued_at > told:
+            pool.notified_at = max(pool.notified_at, ticket.queued_at)
+            if ticket.holder in pool.clients:
+                ticket.holder.deliver(WAITING)
+
+
+def use_reserve(pool: Pool, now: float) -> None:
+    """reserve_pool_size: sessions more while somebody has waited for reserve_pool_timeout."""
+    core, plan = pool.core, pool.plan
+    waited = core.waiting and now - next(iter(core.waiting)).queued_at > (
+        plan.settings.reserve_pool_timeout_seconds)
+    if plan.reserve and waited:
+        core.size_max = plan.size_max + plan.reserve
+        pool.grow()
+    elif not core.waiting:
+        core.size_max = plan.size_max
 
 
 def close_old_sessions(pool: Pool, now: float, growth_allowed: bool) -> None:

@@ -8,8 +8,12 @@ from math import ceil
 from pooler.errors import LoginRefused
 from pooler.net.stream import KeepAlive
 from pooler.settings import DatabaseSettings, PoolMode, PoolSettings, Settings
+from pooler.settings_models import UserSettings
 from pooler.wire.auth import ServerSecret
 
+# what an entry of `databases` or of `users` may say otherwise than `pool`
+_OVERRIDES = frozenset(PoolSettings.model_fields) & (
+    frozenset(DatabaseSettings.model_fields) | frozenset(UserSettings.model_fields))
 NAME_BYTES_MAX = 128  # of a database and of a user, as PgBouncer's
 
 
@@ -23,12 +27,13 @@ class PoolPlan:
     user: str
     secret: ServerSecret
     mode: PoolMode
-    size_max: int  # over the whole fleet: the ledger's seats
+    size_max: int  # over the whole fleet: the ledger's seats, without the reserve
     size_min: int
     query_wait_timeout_seconds: float
     server_lifetime_seconds: float
     settings: PoolSettings
     eof_is_proof: bool | None = None  # None: where nothing is seen to stand between
+    reserve: int = 0  # sessions more, once somebody has waited reserve_pool_timeout
 
     @property
     def keepalive(self) -> KeepAlive:
@@ -71,9 +76,15 @@ def plan_for(
     if forced is not None:
         password = database.password.get_secret_value() if database.password is not None else None
         secret = ServerSecret(plain=password.encode() if password is not None else None)
-    lifetime = database.server_lifetime_seconds
-    wait = database.query_wait_timeout_seconds
-    least = database.min_pool_size
+    effective = _settings_for(settings, database, user)
+    whose = user if forced is None else forced  # whose sessions they are
+    reserve = settings.user(whose).reserve_pool_size
+    if reserve is None:
+        reserve = effective.reserve_pool_size
+    size = settings.pool_size(name, whose)
+    limit = settings.user(whose).max_user_connections
+    limit = settings.pool.max_user_connections if limit is None else limit
+    size, reserve = min(size, limit or size), max(0, min(reserve, limit - size) if limit else reserve)
     proof = settings.failover.server_eof_is_proof
     return PoolPlan(
         name=name,
@@ -81,11 +92,19 @@ def plan_for(
         dbname=database.dbname or name,
         user=forced or user,
         secret=secret,
-        mode=settings.pool_mode(name, service),
-        size_max=settings.pool_size(name),
-        size_min=settings.pool.min_pool_size if least is None else least,
-        query_wait_timeout_seconds=settings.pool.query_wait_timeout_seconds if wait is None else wait,
-        server_lifetime_seconds=settings.pool.server_lifetime_seconds if lifetime is None else lifetime,
-        settings=settings.pool,
+        mode=settings.pool_mode(name, service, user),
+        size_max=size,
+        size_min=min(effective.min_pool_size, size),
+        query_wait_timeout_seconds=effective.query_wait_timeout_seconds,
+        server_lifetime_seconds=effective.server_lifetime_seconds,
+        settings=effective,
         eof_is_proof=None if proof == "auto" else proof,
+        reserve=reserve,
     )
+
+
+def _settings_for(settings: Settings, database: DatabaseSettings, user: str) -> PoolSettings:
+    """The `pool` section as it is for this database and the clients of this user."""
+    given = {name: value for of in (database, settings.user(user)) for name in _OVERRIDES
+             if (value := getattr(of, name, None)) is not None}
+    return settings.pool.model_copy(update=given) if given else settings.pool

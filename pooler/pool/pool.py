@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import trio
 
 from coordinator.session_table import SessionTable
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import NotServing, PoolerError, WaitEnded
+from pooler.errors import NotServing, PoolerError
 from pooler.net.tls_context import ServerTls
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
@@ -30,8 +31,9 @@ from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
 from pooler.pool.starts import Starts
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
-from pooler.relay.leaving import deserted
+from pooler.relay.leaving import CHANGED, deserted
 from pooler.relay.reactor import Reactor
+from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.relay.server import RETIRED, ServerConn
 from pooler.relay.task import TaskClient
 from pooler.wire.parameters import ParameterSet
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 OPENING_MAX = 2  # connects in flight of one pool of one worker
 CLOSE_TIMEOUT_SECONDS = 5.0
 LIFETIME_JITTER = 0.2
+IDLE = 0x49
 
 log = structlog.get_logger()
 
@@ -84,6 +87,8 @@ class Pool:
         self.custom_names = parts.look.custom
         self.function_residue = int(Residue.SUSPECT)
         self.apply_settings(plan)
+        self.counted_as = (plan.name, plan.user)  # by whom its clients' limits are
+        self.notified_at = 0.0  # who has waited since before is told
         self.greeting: dict[bytes, bytes] | None = None
         self.clients: set[ClientConn] = set()
         self.pinned: set[ClientConn] = set()
@@ -106,7 +111,15 @@ class Pool:
         self.plan = plan
         self.used_at = monotonic()  # when somebody last came for it or was in it, as the janitor saw
         self.core.size_max = plan.size_max
+        core = self.core
+        if (excess := core.total - core.closing - core.shed - plan.size_max - plan.reserve) > 0:
+            self.shed(excess, "the pool was made smaller")
         settings = plan.settings
+        self.check_query = b"" if settings.server_check_query == "<empty>" else (
+            settings.server_check_query.encode())
+        self.core.check_after = settings.server_check_delay_seconds if settings.server_check_query else (
+            float("inf"))
+        self.packet_bytes_max = min(MESSAGE_BYTES_MAX, settings.max_packet_size_bytes)
         self.wait_timeout_seconds = plan.query_wait_timeout_seconds or float("inf")
         self.holds_session = plan.mode == "session"
         self.is_statement_mode = plan.mode == "statement"
@@ -129,7 +142,7 @@ class Pool:
         if session is None:
             if self.growth.last_error is not None and self.growth.refusal(monotonic()) is not None:
                 self.core.withdraw(ticket, TicketState.REJECTED)
-            if self.core.opening < self.core.opening_max:  # else as many are on their way as may be
+            if self.core.idle or self.core.opening < self.core.opening_max:  # else all are on their way
                 self.grow()
         return session
 
@@ -182,10 +195,18 @@ class Pool:
     # ---- opening
 
     def grow(self) -> None:
-        """Start as many openings as the core wants."""
+        """Ask idle sessions whether they are there, and start as many openings as the core wants."""
+        for server in self.core.take_to_check():
+            server.write(server.run_own([self.check_query], partial(self._checked, server)))
         for _ in range(self.core.openings_wanted()):
             self.core.opening += 1
             self.growth.start()
+
+    def _checked(self, server: ServerConn, ok: bool) -> None:
+        if ok and server.status == IDLE:
+            self.give(server, monotonic())
+        else:
+            server.give_up("server_check_query was not answered as it should be")
 
     def refuse_waiting(self, error: PoolerError) -> None:
         """Answer everybody who waits."""
@@ -216,6 +237,8 @@ class Pool:
     def retire(self, server: ServerConn, reason: str) -> None:
         """Close a session with proof; it is out of the core from now on."""
         self.core.remove(server)
+        if self.core.idle and self.core.waiting:
+            self.grow()  # another may have to be asked
         server.close_down()
         self.core.closing += 1
         self.parts.nursery.start_soon(self._close, server, reason)
@@ -238,6 +261,7 @@ class Pool:
     def session_ended(self, server: ServerConn, orderly: bool) -> None:
         """The server ended it, or the connection broke."""
         self.core.remove(server)
+        self.grow()
         self.sessions_lost += 1
         log.warning(Event.SESSION_LOST, database=self.plan.name, permit=str(server.permit), orderly=orderly)
         self.core.closing += 1
@@ -267,9 +291,9 @@ class Pool:
             self.retire(server, reason)
         return len(taken)
 
-    def shed(self, count: int) -> int:
-        """Another worker waits for a permit: give up to `count` sessions up as they fall idle; how many."""
-        closed = self.close_idle("another worker waits for its permit", count)
+    def shed(self, count: int, reason: str = "another worker waits for its permit") -> int:
+        """Give up to `count` sessions up as they fall idle; how many."""
+        closed = self.close_idle(reason, count)
         before = self.core.shed
         self.core.shed = min(len(self.core.active), before + count - closed)
         return closed + self.core.shed - before
@@ -295,10 +319,22 @@ class Pool:
     def reconnect(self) -> None:
         """Every session of now is closed as it falls idle; who refused us is asked again at once."""
         self.core.generation += 1
+        if self.plan.settings.server_fast_close:
+            self._break_off_holders()
         self.growth.forget()
         self.starts.forget()
         self._drop_unusable()
         self.grow()
+
+    def _break_off_holders(self) -> None:
+        """Clients with a session of their own go now, or as their transaction ends."""
+        for server in list(self.core.active):
+            client = server.client
+            if client in self.clients and self.holds_session:
+                if server.owed or server.unsynced or server.status != IDLE:
+                    server.retire = CHANGED
+                else:
+                    client.break_off("57P01", CHANGED)
 
     def break_off_session(self, server: ServerConn) -> None:
         """Cancel what runs there: its client hears it from the server, and the session closes when idle."""
@@ -367,26 +403,3 @@ class Pool:
         if self.greeting is None:
             raise NotServing("no server session could be opened")
         return self.greeting
-
-    def expire(self, now: float) -> None:
-        """Answer tickets whose deadline has passed."""
-        for ticket in self.core.expired(now):
-            waited = now - ticket.queued_at
-            ticket.refused(WaitEnded(
-                f"query_wait_timeout: no session of database {self.plan.name!r} for user {self.plan.user!r} "
-                f"became free in {waited:.1f} s: {self._why()}"))
-
-    def _why(self) -> str:
-        """What the wait was for."""
-        view = self.parts.permits.ledgers.get(self.plan.ledger)
-        if self.core.paused:
-            return "the database is paused"
-        if view is None or not view.reachable:
-            return "the ledger is unreachable, so that no new session may be opened"
-        if not view.epoch:
-            return "no server was found yet that can serve it"
-        if not view.serving:
-            return f"epoch {view.epoch} drains"
-        if self.last_error is not None:
-            return str(self.last_error)
-        return f"all {len(self.core.active)} sessions of this worker are in use"

@@ -7,7 +7,6 @@ answers itself is put in, and ReadyForQuery with nothing owed ends the use of th
 from __future__ import annotations
 
 from struct import Struct
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from pooler.relay import owed as o
@@ -70,6 +69,8 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
                 tagged(server, data[at + 5 : end - 1])
             if owed and owed[0] == o.EXECUTE:
                 owed.popleft()
+                if owed:
+                    server.next_query()
         elif kind == READY:
             ready = True
             server.status = data[at + 5]
@@ -79,7 +80,7 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
             else:
                 skipped(server, o.settle_ready(owed))
             if owed:
-                _next_begins(server)
+                server.next_query()
         elif kind == ROW_DESCRIPTION or kind == NO_DATA:
             if owed and owed[0] == o.DESCRIBE:
                 owed.popleft()
@@ -132,13 +133,6 @@ def _plain_status(data: bytes, size: int) -> int:
     return 0
 
 
-def _next_begins(server: ServerConn) -> None:
-    """Of several queries sent at once each is timed by itself."""
-    now = monotonic()
-    server.pool.query_seconds += now - server.query_at
-    server.query_at = now
-
-
 def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bool:
     """The rarer messages. True: this one answers the pooler's own doing and is not for the client."""
     owed = server.owed
@@ -173,6 +167,8 @@ def _stop(server: ServerConn, data: bytes, at: int, size: int) -> int:
     """The data ends inside a message: it goes on passing, or its beginning is held. → how far to pass."""
     if at > size:
         server.skip = at - size
+        if server.skip > server.pool.packet_bytes_max:
+            server.give_up("a message of the server is longer than max_packet_size")
         return size
     server.held = data[at:]
     if size - at > HELD_BYTES_MAX:

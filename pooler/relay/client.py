@@ -37,9 +37,9 @@ class ClientConn:
 
     __slots__ = (
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
-        "dropping", "fd", "fitting", "forgets", "holds", "last_sent", "missing", "out", "parameters", "pool",
-        "proven", "reactor", "recv", "requested_at", "send", "server", "skip", "skip_to_sync", "sock",
-        "started", "statements", "tail", "ticket", "unsent", "warned", "who",
+        "dropping", "fd", "fitting", "forgets", "holds", "idle_since", "last_sent", "missing", "out",
+        "parameters", "pool", "proven", "reactor", "recv", "requested_at", "send", "server", "skip",
+        "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "unsent", "warned", "who",
     )
 
     def __init__(
@@ -72,7 +72,7 @@ class ClientConn:
         self.out: bytearray | None = None  # what the client could not take yet
         self.closing = False
         self.last_sent = b""
-        self.connected_at = self.requested_at = monotonic()
+        self.connected_at = self.requested_at = self.idle_since = monotonic()
         self._paused = False
 
     def start(self, leftover: bytes) -> None:
@@ -324,6 +324,7 @@ class ClientConn:
         server, self.server = self.server, None
         assert server is not None
         self.ticket.release()
+        self.idle_since = now
         self.last_sent = b""
         self.pool.transaction_counted(now - server.started_at)
 

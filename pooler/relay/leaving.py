@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pooler.relay.served import Served
     from pooler.relay.server import ServerConn
 
+CHANGED: Final = "database configuration changed"
 SETTINGS_BYTES_MAX: Final = 64 * 1024  # of one client; each session that serves it is sent them
 _PARAMETERS, _SUSPECT, _UNNAMED = int(Residue.PARAMETERS), int(Residue.SUSPECT), int(Residue.UNNAMED)
 _RENEW, _RESETS = int(Residue.RENEW), int(Residue.RESETS)

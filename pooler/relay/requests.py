@@ -27,6 +27,7 @@ _length_at = Struct(">I").unpack_from
 QUERY, SYNC, PARSE, BIND, DESCRIBE, EXECUTE, CLOSE = 0x51, 0x53, 0x50, 0x42, 0x44, 0x45, 0x43
 FLUSH, TERMINATE, COPY_DATA, COPY_DONE, COPY_FAIL, FUNCTION = 0x48, 0x58, 0x64, 0x63, 0x66, 0x46
 FLUSH_MESSAGE = b"H\0\0\0\4"
+IDLE = 0x49
 KINDS = frozenset(b"QSPBDECHXdcfF")
 
 
@@ -37,7 +38,10 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
     """
     size = len(data)
     owed = server.owed
-    server.query_at = client.requested_at
+    if not owed:
+        server.query_at = client.requested_at
+        if client.holds and server.status == IDLE and not server.unsynced:
+            server.started_at = client.requested_at
     if client.skip:
         at = _pass_rest(client, server, data)
         if at < 0:
@@ -49,13 +53,15 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         at = 0
     if server.skipping:
         at = _skip_to_sync(server, data, at)
-    unsynced = server.unsynced
+    unsynced, bytes_max = server.unsynced, client.pool.packet_bytes_max
     start = 0  # what stands before it has been put into `pieces`
     pieces: list[bytes] | None = None
     while size - at >= 5:
         kind = data[at]
         length = _length_at(data, at + 1)[0]
         end = at + 1 + length
+        if not 4 <= length <= bytes_max:
+            raise ProtocolViolation(f"message {chr(kind)!r} of length {length}")
         if kind == QUERY:
             if end > size and length <= FORGETTING_BYTES_MAX and client.statements:
                 break
@@ -108,8 +114,6 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
                 break
         elif not _pass_rarer(client, server, kind):
             return
-        if not 4 <= length <= MESSAGE_BYTES_MAX:
-            raise ProtocolViolation(f"message {chr(kind)!r} of length {length}")
         at = end
     server.unsynced = unsynced
     if at != size:

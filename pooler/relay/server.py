@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pooler.net.stream import ended_in_order
 from pooler.relay import owed as o
 from pooler.relay.answers import ERROR_HEAD_BYTES, HELD_BYTES_MAX, IDLE, pass_answers
-from pooler.relay.leaving import end_transaction, free, leave
+from pooler.relay.leaving import CHANGED, end_transaction, free, leave
 from pooler.relay.reactor import READ, WRITE, Reactor
 from pooler.wire.messages import read_data_row, read_fault
 from pooler.wire.parameters import ParameterSet
@@ -32,7 +32,7 @@ RECV_BYTES = 65_536
 RETIRED = "its time is over, or others wait for its permit"
 _length_at = Struct(">I").unpack_from
 
-READY, ERROR, STATUS, COMPLETE, DATA_ROW = 0x5A, 0x45, 0x53, 0x43, 0x44
+READY, ERROR, STATUS, COMPLETE, DATA_ROW, EMPTY = 0x5A, 0x45, 0x53, 0x43, 0x44, 0x49
 
 
 class ServerConn:
@@ -229,7 +229,7 @@ class ServerConn:
             elif kind == DATA_ROW:
                 if self.own_rows is not None:
                     self.own_rows.append(read_data_row(data[at + 5 : end]))
-            elif kind == COMPLETE:
+            elif kind == COMPLETE or kind == EMPTY:
                 self.own_answered = True
             elif kind == READY:
                 self.status = data[at + 5]
@@ -272,6 +272,12 @@ class ServerConn:
 
     # ---- the end of a transaction
 
+    def next_query(self) -> None:
+        """One query is answered and another was sent behind it: each has its own time."""
+        now = monotonic()
+        self.pool.query_seconds += now - self.query_at
+        self.query_at = now
+
     def ready(self, client: Served) -> None:
         """ReadyForQuery, and nothing owed: is the transaction over, and may the session go on?"""
         if self.closing or self.client is not client:
@@ -283,7 +289,9 @@ class ServerConn:
         pool = self.pool
         pool.query_seconds += now - self.query_at
         if self.status == IDLE and not client.skip:
-            if client.holds:
+            if self.retire == CHANGED and client.holds:
+                client.break_off("57P01", CHANGED)
+            elif client.holds:
                 client.transaction_ended(now)
             elif self.residue or self.retire or self.cancels or self.out or self._paused or self.doubtful:
                 end_transaction(self, client, now)

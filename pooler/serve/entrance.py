@@ -143,10 +143,18 @@ class Entrance:
             raise NotServing("the pooler is shutting down")
         if not self._count.enter(registry.settings.pool.max_client_conn):
             raise _too_many(registry.settings.pool.max_client_conn)
-        entered = False
+        entered = admitted = False
+
+        def leave() -> None:
+            self._count.leave()
+            if admitted:
+                registry.dismiss(name, asked.user)
+
         try:
+            registry.admit(name, asked.user)
+            admitted = True
             if asked.replication is not Replication.NONE:
-                await replication.seat(registry, name, service, raw, asked, deadline, self._count.leave)
+                await replication.seat(registry, name, service, raw, asked, deadline, leave)
                 entered = True
                 self.logins += 1
                 return
@@ -155,7 +163,7 @@ class Entrance:
             entered = True
         finally:
             if not entered:
-                self._count.leave()
+                leave()
         self.logins += 1
         pool.logins += 1
         pool.clients.add(client)

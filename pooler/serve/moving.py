@@ -106,6 +106,7 @@ class Arrivals:
             sock.close()
             return False
         self._count.enter_always()
+        registry.admit_always(moved.name, moved.user)
         pool.clients.add(client)
         registry.entered(client)
         put_in(client, moved, self._tracked)

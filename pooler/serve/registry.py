@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 
 from coordinator.ledger.record import Permit
 from pooler.console.session import Interrupt
-from pooler.errors import LoginRefused
+from pooler.errors import LoginRefused, TooManyClients
+from pooler.net.name_counts import NameCounts
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.plan import plan_for
 from pooler.pool.pool import Parts, Pool
@@ -45,6 +46,7 @@ class Registry:
     replications: dict[bytes, ReplicationClient] = field(default_factory=dict)
     numbers: ClientNumbers[ClientConn | ReplicationClient] = field(default_factory=ClientNumbers)
     consoles: dict[bytes, Interrupt] = field(default_factory=dict)
+    names: NameCounts = field(default_factory=NameCounts)  # clients by database and by user
     known_users: Collection[str] = ()  # those of the userlist
     followed: dict[Pool, Pool] = field(default_factory=dict)  # by the pool of another ledger, see changes
     paused: set[str] = field(default_factory=set)
@@ -72,6 +74,7 @@ class Registry:
         plan = plan_for(self.settings, name, user, secret, service, forces_user=key.forces_user)
         if pool is None:
             pool = self.pools[key] = Pool(self.parts, plan)
+            pool.counted_as = (name, user)
             pool.core.paused = name in self.paused
             view = self.parts.permits.ledgers.get(plan.ledger)
             if view is not None:
@@ -84,6 +87,32 @@ class Registry:
             pool.apply_settings(plan)
         return pool
 
+    def admit(self, name: str, user: str) -> None:
+        """Count one more client of this database and user. Raises TooManyClients."""
+        pool, database, whose = self.settings.pool, self.settings.database(name), self.settings.user(user)
+        limits = (
+            ("max_db_client_connections", pool, database, b"d" + name.encode(errors="surrogateescape")),
+            ("max_user_client_connections", pool, whose, b"u" + user.encode(errors="surrogateescape")))
+        counted: list[bytes] = []
+        for setting, of_all, own, key in limits:
+            limit: int | None = getattr(own, setting)
+            limit = getattr(of_all, setting) if limit is None else limit
+            if not self.names.enter(key, limit or 0):
+                for each in counted:
+                    self.names.leave(each)
+                raise TooManyClients(f"no more connections allowed ({setting} = {limit})")
+            counted.append(key)
+
+    def dismiss(self, name: str, user: str) -> None:
+        """One client fewer of this database and user."""
+        self.names.leave(b"d" + name.encode(errors="surrogateescape"))
+        self.names.leave(b"u" + user.encode(errors="surrogateescape"))
+
+    def admit_always(self, name: str, user: str) -> None:
+        """Count one more that was let in elsewhere."""
+        self.names.enter_always(b"d" + name.encode(errors="surrogateescape"))
+        self.names.enter_always(b"u" + user.encode(errors="surrogateescape"))
+
     def entered(self, client: ClientConn) -> None:
         """A client was let in."""
         self.clients[client.cancel_key] = client
@@ -91,6 +120,7 @@ class Registry:
 
     def left(self, client: ClientConn) -> None:
         """A client is gone; one that had not entered is none."""
+        self.dismiss(*client.pool.counted_as)
         self.clients.pop(client.cancel_key, None)
         self.numbers.drop(client)
 

@@ -49,7 +49,7 @@ def tls(common_name: str = "", distinguished_name: str = "") -> TlsFacts:
 def asked(
     user: str = "ann", database: str = "db", replication: Replication = Replication.NONE
 ) -> StartupAsked:
-    return StartupAsked(user, database, 0, {}, {}, replication, (), False)
+    return StartupAsked(user, database, 0, {}, "", replication, (), False)
 
 
 def memory(content: str) -> Files:

@@ -45,7 +45,7 @@ async def log_in(
     one, other = socket.socketpair()
     theirs, mine = RawSocket(one), RawSocket(other)
     theirs.tls, mine.tls = server, ours
-    asked = StartupAsked("ann", "db", 0, {}, {}, Replication.NONE, (), False)
+    asked = StartupAsked("ann", "db", 0, {}, "", Replication.NONE, (), False)
     gate = Gate(theirs, GateRules(kind, find, b"mock"), asked, PeerAddress("unix", 0), b"")
     reader, proven = FrameReader(), None
     failure: Exception | None = None

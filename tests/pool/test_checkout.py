@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pooler.errors import BackendLost, NotServing, WaitEnded
 from pooler.net.dial import DialFailed, Outcome
-from pooler.pool import growth
+from pooler.pool import growth, janitor
 from pooler.pool.opener import OpenSession
 from pooler.pool.pool import Pool
 from pooler.relay.task import QueryFailed
@@ -93,7 +93,7 @@ async def test_two_of_two_held_the_third_gets_its_time_out_and_one_end_serves_th
             async with run.pool.checkout():
                 nursery.start_soon(third)
                 await wait_all_tasks_blocked()
-                run.pool.expire(monotonic())
+                janitor.end_late_waits(run.pool, monotonic())
                 await done.wait()
                 nursery.start_soon(fourth, outcome)
                 await wait_all_tasks_blocked()

@@ -19,7 +19,7 @@ class Someone:
     def __init__(self, **more: Any) -> None:
         self.server: Any = None
         self.ticket = SimpleNamespace(waiting=False)
-        self.requested_at = 0.0
+        self.requested_at = self.idle_since = 0.0
         self.told: list[str] = []
         self.__dict__.update(more)
 
@@ -35,7 +35,8 @@ class Session:
         self.owed: list[int] = []
         self.status = IDLE
         self.own = 0
-        self.own_at = self.last_used = self.query_at = 0.0
+        self.own_at = self.last_used = self.query_at = self.started_at = 0.0
+        self.unsynced = False
         self.closing = False
         self.epoch = 1
         self.given_up = ""
@@ -46,7 +47,8 @@ class Session:
 
 
 def _pool(*sessions: Session, clients: tuple[Someone, ...] = (), **settings: float) -> Pool:
-    names = ("idle_transaction_timeout_seconds", "query_timeout_seconds", "client_idle_timeout_seconds")
+    names = ("idle_transaction_timeout_seconds", "query_timeout_seconds", "client_idle_timeout_seconds",
+             "transaction_timeout_seconds")
     limits = SimpleNamespace(**{name: settings.get(name, 0.0) for name in names})
     core, plan = SimpleNamespace(active=set(sessions)), SimpleNamespace(settings=limits)
     return cast(Pool, SimpleNamespace(core=core, clients=set(clients), plan=plan))
@@ -54,14 +56,27 @@ def _pool(*sessions: Session, clients: tuple[Someone, ...] = (), **settings: flo
 
 def test_an_idle_transaction_is_ended_past_its_limit_and_a_working_one_is_not() -> None:
     silent, busy, free = Someone(), Someone(), Someone()
+    unsynced = Someone()
     pool = _pool(
         Session(silent, status=IN_TRANSACTION, last_used=1.0),
         Session(busy, status=IN_TRANSACTION, last_used=1.0, owed=[2]), Session(free, last_used=1.0),
-        idle_transaction_timeout_seconds=5.0)
+        Session(unsynced, unsynced=True, query_at=1.0), idle_transaction_timeout_seconds=5.0)
     janitor.end_idle_transactions(pool, 5.9)
     assert silent.told == []
     janitor.end_idle_transactions(pool, 6.1)
-    assert (silent.told, busy.told, free.told) == (["25P03"], [], [])
+    assert (silent.told, busy.told, free.told, unsynced.told) == (["25P03"], [], [], ["25P03"])
+
+
+def test_a_long_transaction_is_ended_past_its_limit_whether_it_works_or_waits() -> None:
+    working, waiting, free, new = Someone(), Someone(), Someone(), Someone()
+    pool = _pool(
+        Session(working, owed=[2], started_at=1.0), Session(waiting, status=IN_TRANSACTION, started_at=1.0),
+        Session(free, started_at=1.0), Session(new, owed=[2], started_at=3.0),
+        Session(None, owed=[2], started_at=1.0), transaction_timeout_seconds=5.0)
+    janitor.end_long_transactions(pool, 5.9)
+    assert working.told == []
+    janitor.end_long_transactions(pool, 6.1)
+    assert [each.told for each in (working, waiting, free, new)] == [["25P04"], ["25P04"], [], []]
 
 
 def test_a_long_query_is_ended_past_its_limit() -> None:
@@ -80,10 +95,20 @@ def test_an_idle_client_is_ended_and_one_that_waits_or_works_is_not() -> None:
     assert (idle.told, waiting.told, working.told) == (["57P05"], [], [])
 
 
+def test_a_client_is_idle_from_the_end_of_its_last_transaction() -> None:
+    client = Someone(requested_at=1.0, idle_since=9.0)
+    pool = _pool(clients=(client,), client_idle_timeout_seconds=5.0)
+    janitor.end_idle_clients(pool, 13.9)
+    assert client.told == []
+    janitor.end_idle_clients(pool, 14.1)
+    assert client.told == ["57P05"]
+
+
 def test_limits_of_zero_are_off() -> None:
     someone = Someone()
     pool = _pool(Session(someone, status=IN_TRANSACTION), clients=(someone,))
     janitor.end_idle_transactions(pool, 1e9)
+    janitor.end_long_transactions(pool, 1e9)
     janitor.end_long_queries(pool, 1e9)
     janitor.end_idle_clients(pool, 1e9)
     assert someone.told == []

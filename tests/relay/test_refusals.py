@@ -6,6 +6,7 @@ import pytest
 
 from pooler.demo.client import FLUSH, SYNC, parse, query
 from pooler.errors import NoPermit, PoolerError
+from pooler.pool import janitor
 from pooler.pool.growth import Growth
 from tests.relay.scripts import COPY_DONE, GROUP, call, copy_data, group
 from tests.relay.world import Client, World, world
@@ -58,7 +59,7 @@ def test_a_wait_that_ends_by_its_deadline(name: str) -> None:
     sent, expected = ASKED[name]
     with world() as w:
         holder, client = waiting(w, sent)
-        w.pool.expire(float("inf"))
+        janitor.end_late_waits(w.pool, float("inf"))
         w.settle()
         assert client.kinds == expected
         assert client.conn.ticket.waiting == (name == "queries"), "the next one waits in its turn"
@@ -115,7 +116,7 @@ def test_a_client_that_is_gone_when_it_is_refused_asks_for_nothing_more() -> Non
     with world() as w:
         holder, client = waiting(w, query("insert a") + query("insert b"))
         client.near.close()
-        w.pool.expire(float("inf"))
+        janitor.end_late_waits(w.pool, float("inf"))
         w.settle()
         w.say(holder, query("commit"))
         assert w.sessions[0].mini.committed == []
@@ -132,7 +133,7 @@ def test_a_cancel_of_a_client_that_does_not_wait_does_nothing() -> None:
 def test_a_refused_group_waits_for_its_sync_before_it_says_ready() -> None:
     with world() as w:
         holder, client = waiting(w, parse("select 1"))
-        w.pool.expire(float("inf"))
+        janitor.end_late_waits(w.pool, float("inf"))
         w.settle()
         assert client.kinds == "E:57014"
         assert w.say(client, GROUP) == ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
+from time import monotonic
 from typing import Any, cast
 
 from coordinator.ledger.record import Backend, Kind, Permit
@@ -233,7 +234,7 @@ class World:
         session = Session(MiniServer(pid=opened.pid), opened.sock, far, conn)
         self.sessions.append(session)
         self.pool.core.opening += 1
-        self.pool.core.opened(conn, 0.0)
+        self.pool.core.opened(conn, monotonic())
         return session
 
     def dial(self) -> tuple[OpenSession, socket.socket]:

@@ -15,11 +15,10 @@ __all__ = ["folder"]  # a fixture
 
 SET = {
     "fleet.drain_notice": "1s", "databases.orders.max_replica_lag": "10s",
-    "databases.orders.reserve_pool_size": "1", "databases.orders.connect_query": "SELECT 1",
+    "databases.orders.connect_query": "SELECT 1",
     "failover.detect": "patroni", "failover.patroni": '["http://127.0.0.1:8008"]',
-    "failover.on_ledger_loss": "stop", "failover.fence_command": "fence", "pool.reserve_pool_size": "1",
+    "failover.on_ledger_loss": "stop", "failover.fence_command": "fence",
     "pool.server_reset_query": "RESET ALL", "pool.server_reset_query_always": "true",
-    "pool.server_check_query": "SELECT 1", "pool.server_check_delay": "1s", "pool.session_state": "reject",
     "pool.pkt_buf": "4096",
 }
 
@@ -51,14 +50,6 @@ def test_each_setting_without_effect_is_told_once_when_it_is_set(folder: Path) -
 
 def test_a_default_is_no_reason_for_a_warning(folder: Path) -> None:
     assert warnings_of(load(write(folder, with_settings({"fleet.drain_notice": "3s"})))) == []
-
-
-@pytest.mark.parametrize(("value", "told"), [
-    ("clean", False), ("allow", False), ("pin", False), ("reject", True), ("warn", False)])
-def test_session_state_is_told_where_it_acts_as_clean(folder: Path, value: str, told: bool) -> None:
-    lines = warnings_of(load(write(folder, with_settings({"pool.session_state": value}))))
-    assert (named(lines) == {"pool.session_state"}) is told
-    assert all(line.endswith("it acts as clean") for line in lines)
 
 
 @pytest.mark.parametrize("state", ["allow", "warn"])
