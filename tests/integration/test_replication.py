@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,3 +245,47 @@ def test_without_a_reserve_they_are_refused_clearly(
             raw(fleet.port).login(postgres_newest.user, postgres_newest.password, postgres_newest.dbname,
                                   replication=kind)
         assert refused.value.sqlstate == "0A000"
+
+
+def test_the_audit_finds_each_walsender_under_its_permit(place: Place, raw: OpenRaw) -> None:
+    clients = [login(place, raw, kind, application_name="receiver") for kind in ("true", "database")]
+    done = place.fleet.fleet.command("ledger", "audit", place.fleet.fleet.plan.ledger)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [client.query("IDENTIFY_SYSTEM")[0][0] for client in clients]
+
+
+def test_a_server_that_ends_a_stream_is_heard_and_its_permit_comes_back(place: Place, raw: OpenRaw) -> None:
+    client = login(place, raw, "true")
+    lsn = client.query("IDENTIFY_SYSTEM")[0][2]
+    client.send(query(f"START_REPLICATION PHYSICAL {lsn}"))
+    assert client.receive().type == "W"
+    place.server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                         "WHERE backend_type = 'walsender'")
+    while (said := client.receive()).type != "E":
+        assert said.type in "dc"
+    assert said.error().sqlstate == "57P01"
+    assert client.is_closed()
+    wait_until(place.is_quiet, "its permit is back", 10)
+
+
+def test_a_rolling_restart_ends_streams_at_once_and_keeps_base_backups(
+    place: Place, raw: OpenRaw
+) -> None:
+    stream, backup = login(place, raw, "true"), login(place, raw, "true")
+    lsn = stream.query("IDENTIFY_SYSTEM")[0][2]
+    stream.send(query(f"START_REPLICATION PHYSICAL {lsn}"))
+    assert stream.receive().type == "W"
+    backup.send(query("BASE_BACKUP ( CHECKPOINT 'fast' )"))
+    while backup.receive().type != "d":
+        pass
+    with ThreadPoolExecutor(1) as thread:
+        rolling = thread.submit(place.fleet.fleet.command, "fleet", "restart", "--rolling", "--timeout", "40s")
+        while (said := stream.receive()).type != "E":
+            assert said.type == "d"
+        assert said.error().sqlstate == "57P01"
+        received = 0
+        while (said := backup.receive()).type != "Z":
+            received += said.type == "d"
+        assert received > 10
+        assert rolling.result(60).returncode == 0
+    wait_until(place.is_quiet, "all permits are back", 10)
