@@ -109,10 +109,19 @@ class PgBouncerView:
         seen = {str(row["name"]) for row in rows}
         idle = dict.fromkeys(("max_user_connections", "current_connections", "max_user_client_connections",
                               "current_client_connections"), 0)
-        known = sorted({*self._registry.known_users, CONSOLE} - seen)
-        more = [{"name": name, "pool_size": "", "reserve_pool_size": "", "pool_mode": None, **idle}
-                for name in known]
-        return sorted([*rows, *more], key=lambda row: str(row["name"]))
+        settings = self._registry.settings
+        known = sorted({*self._registry.known_users, *settings.users, CONSOLE} - seen)
+        shown = [*rows, *({"name": name, **idle} for name in known)]
+        return sorted((row | self._own(str(row["name"])) for row in shown), key=lambda row: str(row["name"]))
+
+    def _own(self, name: str) -> Row:
+        """What the config says of a user: sizes are text, empty where unset."""
+        own = self._registry.settings.user(name)
+        size, reserve = own.pool_size, own.reserve_pool_size
+        return {"pool_size": "" if size is None else str(size), "pool_mode": own.pool_mode,
+                "reserve_pool_size": "" if reserve is None else str(reserve),
+                "max_user_connections": own.max_user_connections or 0,
+                "max_user_client_connections": own.max_user_client_connections or 0}
 
     def _lists(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         """Logged-in administrators are clients, the console is a database and a pool."""

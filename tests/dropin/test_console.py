@@ -237,3 +237,16 @@ def test_clients_of_a_database_that_is_gone_from_the_ini_are_told(play: Play, se
         with pytest.raises(psycopg.OperationalError, match="database removed"):
             client.execute("select pg_sleep(20)")
     assert "no such database: gone" in played.psql("gone", server.user, "select 1").stderr
+
+
+@BOTH
+@pytest.mark.parametrize("limit", ["max_db_connections", "default_pool_size"])
+def test_a_database_has_no_more_sessions_than_the_ini_allows(
+    play: Play, server: Database, side: str, limit: str
+) -> None:
+    played = play(side, settings={"pool_mode": "transaction", limit: "1", "query_wait_timeout": "1"})
+    with psycopg.connect(host="127.0.0.1", port=played.port, user=server.user, dbname="app") as holds:
+        holds.execute("select 1")
+        assert "query_wait_timeout" in played.psql("app", server.user, "select 1").stderr
+        holds.commit()
+        assert played.psql("app", server.user, "select 1").stdout == "1\n"

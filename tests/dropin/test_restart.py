@@ -42,7 +42,7 @@ def test_idle_clients_move_over_and_the_old_process_ends(
         fresh = successor(old)
         made.callback(fresh.stop)
         assert old.child is not None
-        assert old.wait_end(60) == 0
+        assert old.wait_end(120) == 0
         fresh.wait_ready()
         assert fresh.child is not None
         assert int((old.folder / "test.pid").read_text()) == fresh.child.pid
@@ -66,7 +66,7 @@ def test_a_running_transaction_ends_where_it_began(play: Play, server: Database)
             wait_until(lambda: "waits_for=moved" in old.log, "the old one is told to go", 60)
             assert client.execute("select pg_backend_pid()").fetchone() == pid
             client.commit()
-            assert old.wait_end(60) == 0
+            assert old.wait_end(120) == 0
             assert client.execute("select 1").fetchone() == (1,)
             client.commit()
         finally:
