@@ -162,7 +162,6 @@ def _pools(pool: dict[str, Any], bouncer: Bouncer, notes: Notes) -> None:
 
 
 def _users(config: dict[str, Any], bouncer: Bouncer, notes: Notes) -> None:
-    model = field_at("users.*")
     for user in bouncer.users.values():
         own: dict[str, Any] = {}
         for key, value in user.values.items():
@@ -173,5 +172,4 @@ def _users(config: dict[str, Any], bouncer: Bouncer, notes: Notes) -> None:
                 own[key], change = as_field(target, value)
                 if change:
                     notes.differs(user.place, about, change)
-        if model is not None and own:
-            config.setdefault("users", {})[user.name] = own
+        config.setdefault("users", {})[user.name] = own

@@ -61,7 +61,9 @@ def test_the_console_is_a_database_a_pool_a_user_and_its_user_a_client(shown: Pl
                 for item in ("databases", "pools", "users", "clients", "lists")}
     assert [row["name"] for row in rows["databases"]] == ["app", "pgbouncer"]
     assert rows["pools"][-1]["database"] == "pgbouncer"
-    assert {"pgbouncer", "stats", "boss", "other"} <= {row["name"] for row in rows["users"]}
+    sizes = {row["name"]: row["pool_size"] for row in rows["users"]}
+    assert {"pgbouncer", "stats", "boss", "other"} <= sizes.keys()
+    assert (sizes["test1"], sizes["test2"]) == ("1", "")
     ours = [row for row in rows["clients"] if row["database"] == "pgbouncer"]
     assert [(row["user"], row["application_name"]) for row in ours] == [("pgbouncer", "exporter")]
     assert {row["list"]: row["items"] for row in rows["lists"]}["databases"] == 2
