@@ -73,16 +73,21 @@ class Cancelling:
             await self._turns.take(key + bytes([hops]), partial(self._pass_on, ordinal, key, hops))
 
     async def _pass_on(self, ordinal: int, key: bytes, hops: int) -> None:
+        address = ""
         try:
             async with self._limit:
                 address = await self._permits.forward_cancel(ordinal, key)
-                if address and hops < HOPS_MAX and address != cancel_address(self._registry.settings):
+                if address and hops < HOPS_MAX:
                     await self._send(address, forwarded(key, hops + 1))
-        except (FleetUnreachable, Broken, ValueError) as why:
-            log.info(Event.CANCEL_NOT_DELIVERED, ordinal=ordinal, reason=str(why))
+        except FleetUnreachable as why:  # anybody may send any key: this is not worth a line each time
+            log.debug(Event.CANCEL_NOT_DELIVERED, ordinal=ordinal, reason=str(why))
+        except (Broken, ValueError) as why:
+            log.warning(Event.CANCEL_NOT_DELIVERED, ordinal=ordinal, reason=f"{address}: {why}")
 
     async def _send(self, address: str, key: bytes) -> None:
         """Encrypted if the other side can, for it is as good as a password. Raises Broken."""
+        if address == cancel_address(self._registry.settings):
+            raise Broken("a worker of another host says that its address is ours: set fleet.cancel_address")
         with trio.move_on_after(CONNECT_SECONDS + CLOSE_SECONDS):
             try:
                 raw = await self._open(address, encrypts=True)
@@ -94,7 +99,7 @@ class Cancelling:
             finally:
                 raw.close()
             return
-        raise Broken(f"{address}: no answer")
+        raise Broken("no answer")
 
     async def _open(self, address: str, *, encrypts: bool) -> RawSocket:
         settings = self._registry.settings
