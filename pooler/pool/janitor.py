@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pooler.errors import WaitEnded
 from pooler.pool.pool import Pool
+from pooler.relay import owed as o
 from pooler.relay.server import ServerConn
 from pooler.wire.messages import Fault, notice_response
 
@@ -77,13 +78,25 @@ def end_long_transactions(pool: Pool, now: float) -> None:
 
 def end_long_queries(pool: Pool, now: float) -> None:
     """query_timeout: a query that runs longer ends its client (FATAL) and, cancelled, its session. Each of a
-    pipeline has its own time, from the end of the one before it."""
+    pipeline has its own time, from the end of the one before it; a server tells nothing of those before a
+    Sync until it comes there, so that they have their times together."""
     limit = pool.plan.settings.query_timeout_seconds
     if not limit:
         return
     for server in list(pool.core.active):
-        if server.client is not None and server.owed and now - server.query_at > limit:
+        late = now - server.query_at
+        if server.client is not None and server.owed and late > limit and late > limit * _queries(server):
             server.client.break_off("57014", "query_timeout")
+
+
+def _queries(server: ServerConn) -> int:
+    """How many the server answers together."""
+    count = 0
+    for entry in server.owed:
+        if entry == o.SYNC or entry == o.QUERY:
+            break
+        count += entry == o.EXECUTE
+    return max(1, count)
 
 
 def end_idle_clients(pool: Pool, now: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from pooler.pool import janitor
 from pooler.pool.pool import Pool
+from pooler.relay import owed as o
 
 IDLE, IN_TRANSACTION = 0x49, 0x54
 
@@ -85,6 +86,17 @@ def test_a_long_query_is_ended_past_its_limit() -> None:
                  query_timeout_seconds=5.0)
     janitor.end_long_queries(pool, 10.0)
     assert (slow.told, quick.told) == (["57014"], [])
+
+
+def test_queries_that_are_answered_together_have_their_times_together() -> None:
+    """R53: nothing is heard of the first before the Sync behind the last."""
+    many = [o.BIND, o.EXECUTE, o.BIND, o.EXECUTE, o.SYNC, o.EXECUTE, o.SYNC]
+    client = Someone()
+    pool = _pool(Session(client, owed=many, query_at=1.0), query_timeout_seconds=5.0)
+    janitor.end_long_queries(pool, 10.9)
+    assert client.told == []
+    janitor.end_long_queries(pool, 11.1)
+    assert client.told == ["57014"]
 
 
 def test_an_idle_client_is_ended_and_one_that_waits_or_works_is_not() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pooler.errors import LoginRefused
 from pooler.net.stream import KeepAlive, RawSocket
-from pooler.pool.plan import keepalive_of, plan_for
+from pooler.pool.plan import PoolPlan, keepalive_of, plan_for
 from pooler.settings import PoolSettings, load
 from pooler.wire.auth import ServerSecret
 from tests.net.wires import tcp_pair
@@ -71,3 +71,54 @@ def test_a_name_that_only_a_client_can_bring_is_refused_when_it_asks(
         plan_for(settings, database, user, ServerSecret())
     assert refused.value.code == sqlstate
     assert len(str(refused.value)) < 100
+
+
+OVERRIDES = """
+fleet: {name: o}
+auth: {type: trust}
+etcd: {endpoints: ["127.0.0.1:2379"]}
+pool: {default_pool_size: 10, reserve_pool_size: 3, min_pool_size: 4, query_timeout: 9s,
+       query_wait_timeout: 8s, max_user_connections: 50, server_lifetime: 7s, client_idle_timeout: 6s}
+databases:
+  a: {hosts: ["127.0.0.1:5432"], policy: o.yaml}
+  b: {hosts: ["127.0.0.1:5432"], policy: o.yaml, pool_size: 5, reserve_pool_size: 0, min_pool_size: 0,
+      query_wait_timeout: 1s, server_lifetime: 0s, pool_mode: session}
+  c: {hosts: ["127.0.0.1:5432"], policy: o.yaml, user: ann}
+users:
+  ann: {pool_size: 2, reserve_pool_size: 1, pool_mode: statement, query_timeout: 0s, query_wait_timeout: 2s,
+        transaction_timeout: 3s, idle_transaction_timeout: 4s, client_idle_timeout: 5s}
+  few: {max_user_connections: 11}
+"""
+
+
+def overridden(directory: Path, name: str, user: str) -> PoolPlan:
+    (directory / "o.yaml").write_text("schema: dbAdmissionPolicy.v1\ndatabase: o/write\n")
+    (directory / "pooler.yaml").write_text(OVERRIDES)
+    return plan_for(load(directory / "pooler.yaml"), name, user, ServerSecret())
+
+
+@pytest.mark.parametrize(("name", "user", "expected"), [
+    ("a", "bob", (10, 3, 4, "transaction")), ("b", "bob", (5, 0, 0, "session")),
+    ("a", "ann", (2, 1, 2, "statement")), ("b", "ann", (2, 1, 0, "statement")),
+    ("c", "bob", (2, 1, 2, "transaction")),  # the sessions are ann's, the client is bob
+    ("a", "few", (10, 1, 4, "transaction")),
+])
+def test_sizes_and_mode_are_the_users_before_the_databases_before_those_of_all(
+    tmp_path: Path, name: str, user: str, expected: tuple[int, int, int, str]
+) -> None:
+    plan = overridden(tmp_path, name, user)
+    assert (plan.size_max, plan.reserve, plan.size_min, plan.mode) == expected
+
+
+@pytest.mark.parametrize(("name", "user", "query", "wait", "lifetime", "idle"), [
+    ("a", "bob", 9, 8, 7, 6), ("b", "bob", 9, 1, 0, 6), ("b", "ann", 0, 2, 0, 5), ("a", "ann", 0, 2, 7, 5),
+])
+def test_times_are_the_users_before_the_databases_and_0_there_is_off_too(
+    tmp_path: Path, name: str, user: str, query: float, wait: float, lifetime: float, idle: float
+) -> None:
+    """R75."""
+    plan = overridden(tmp_path, name, user)
+    assert (plan.settings.query_timeout_seconds, plan.query_wait_timeout_seconds,
+            plan.server_lifetime_seconds, plan.settings.client_idle_timeout_seconds) == (
+                query, wait, lifetime, idle)
+    assert plan.settings.transaction_timeout_seconds == (3 if user == "ann" else 0)
