@@ -16,6 +16,7 @@ from pooler.dropin.pidfile import CannotStart
 from pooler.dropin.place import free_ports
 from pooler.dropin.reading import Bouncer
 from pooler.errors import UsageFault
+from pooler.settings_host import WORKERS_MAX
 
 PEER_PORT = 6432
 HEAD = "# Made from {ini} by `pooler pgbouncer`, and gone when it ends: change the ini instead.\n"
@@ -40,7 +41,7 @@ class Setup:
     def __init__(self, launch: Launch, run_dir: Path) -> None:
         self.launch = launch
         self.run_dir = run_dir
-        self._workers = int(os.environ.get("POOLER_WORKERS") or 1)
+        self._workers = _workers(os.environ.get("POOLER_WORKERS") or "1")
         self._http, self._worker_http, self._agent = free_ports((1, self._workers, self._workers))
         self.notes: list[str] = []
         self.missing: list[str] = []
@@ -136,6 +137,12 @@ def first_look(launch: Launch) -> Bouncer:
         return read_ini(launch.ini, launch.base)
     except UsageFault as refused:
         raise CannotStart(f"{refused}\ncannot load config file") from None
+
+
+def _workers(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= WORKERS_MAX):
+        raise CannotStart(f'POOLER_WORKERS is "{text}": it must be a number from 1 to {WORKERS_MAX}')
+    return int(text)
 
 
 def _has_ipv6() -> bool:

@@ -265,3 +265,11 @@ def test_a_given_etcd_keeps_the_ledger(play: Play, server: Database, etcd: Etcd)
     played.signal(signal.SIGINT)
     assert played.wait_end() == 0
     assert left_behind(played) == set()
+
+
+def test_a_number_of_workers_that_is_none_is_refused_and_leaves_nothing(play: Play) -> None:
+    played = play(run=False, environ={"POOLER_WORKERS": "many"})
+    done = played.run()
+    assert done.returncode == 1
+    assert 'POOLER_WORKERS is "many"' in done.stderr + played.log
+    assert left_behind(played) == set()
