@@ -236,6 +236,8 @@ def _pass_rest(client: ClientConn, server: ServerConn, data: bytes) -> int:
 
 def _look_first(client: ClientConn, text: bytes) -> int:
     """What the beginning of a query that passes in pieces may leave behind."""
+    if client.statements:
+        client.forgets = ALL  # if it does: too long a text to be looked at for that
     client.tail = text[-LONGEST_WORD_BYTES:]
     return client.pool.look_at_piece(text)
 

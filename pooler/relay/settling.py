@@ -91,11 +91,12 @@ def tagged(server: ServerConn, tag: bytes) -> None:
 
 
 def _forget(client: Served | None, tag: bytes) -> None:
-    if client is None or client.statements is None:
-        return
+    if client is None or client.statements is None or client.forgets is None:
+        return  # what names it has now were given behind that text
     if tag in FORGETTING_TAGS:
-        client.statements.clear()
-    elif client.forgets is not None and client.forgets != ALL:
+        if client.forgets == ALL:
+            client.statements.clear()
+    elif client.forgets != ALL:
         client.statements.close(client.forgets)
 
 

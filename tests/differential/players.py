@@ -33,11 +33,11 @@ class Watch:
     def __init__(self, client: RawClient) -> None:
         self._client = client
 
-    def is_quiet(self, watched: RawClient) -> bool:
-        """The server has read all that was sent, did it, and waits for more; or is gone."""
+    def is_quiet(self, watched: RawClient) -> bool | None:
+        """The server has read all that was sent, did it, and waits for more. None: it is gone."""
         unread = struct.unpack("i", fcntl.ioctl(watched.socket, TIOCOUTQ, bytes(4)))[0]
         said = self._client.query(f"select wait_event from pg_stat_get_activity({watched.session.pid})")
-        return said == [] or (not unread and said == [["ClientRead"]])
+        return (not unread and said == [["ClientRead"]]) if said else None
 
 
 class Listener:
@@ -77,6 +77,8 @@ class Listener:
         while not self.ended:
             quiet = watch.is_quiet(self.client)
             self.take_what_came()
+            while quiet is None and not self.ended:
+                self._take()
             if quiet:
                 return
             assert monotonic() < deadline, "the server itself does not come to an end"
@@ -161,7 +163,7 @@ class Pooled:
         answered first is taken first.
         """
         deadline = monotonic() + WAIT_SECONDS
-        while due and (len(holders) < self.sessions or not holders.isdisjoint(due)):
+        while due and len(holders - due.keys()) < self.sessions:
             for client, at in list(due.items()):
                 listener = listeners[client]
                 if not listener.ended:
