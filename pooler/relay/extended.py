@@ -46,7 +46,7 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     if kind == BIND:
         pool.binds += 1
     elif kind == PARSE:
-        if client.statements is not None and server.owed and _is_in_doubt(client, server, message):
+        if server.owed and not server.copy_in and _is_in_doubt(client, message):
             return WAIT
         pool.client_parses += 1
     replaced = None
@@ -80,10 +80,13 @@ def _refuse(server: ServerConn, message: bytes) -> bytes | None:
     return parse_message(Statement(name, UNSERVABLE + b"\0\0\0"))
 
 
-def _is_in_doubt(client: ClientConn, server: ServerConn, message: bytes) -> bool:
-    """Whether the name of this Parse is taken now and may be free when what was sent is answered."""
+def _is_in_doubt(client: ClientConn, message: bytes) -> bool:
+    """Whether the answer to what was sent may free the name of this Parse, or drop what its text would find
+    on the session."""
+    if MAY_FORGET(client.last_sent) is not None:
+        return True
     name, _ = parse_name_body(message, 5)
-    return name != b"" and not server.copy_in and client.prepared().get(name) is not None
+    return name != b"" and client.statements is not None and client.statements.get(name) is not None
 
 
 def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:

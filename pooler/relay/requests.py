@@ -92,6 +92,8 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             if message is WAIT:
                 pieces = [*(pieces or ()), data[start:at], FLUSH_MESSAGE]
                 client.forgets = ALL
+                if owed[-1] == o.QUERY:
+                    owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it
                 hold_back(client, data[at:])
                 start = size = at
                 break
