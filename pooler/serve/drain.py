@@ -38,10 +38,15 @@ def end_clients(registry: Registry) -> None:
         replication.break_off("57P01", ADMINISTRATOR)
 
 
-def _end_idle(registry: Registry) -> None:
+def end_streams(registry: Registry) -> None:
+    """Close the replication connections that can go on elsewhere where they were."""
     for replication in tuple(registry.replications.values()):
         if replication.may_end:
             replication.break_off("57P01", ADMINISTRATOR)
+
+
+def _end_idle(registry: Registry) -> None:
+    end_streams(registry)
     now = monotonic()
     for client in list(registry.clients.values()):
         if client.requested_at == client.connected_at and now - client.connected_at < FIRST_WORD_SECONDS:

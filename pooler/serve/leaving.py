@@ -14,6 +14,7 @@ from coordinator.link import Args, LinkRefused
 from pooler.net.listener import Acceptor
 from pooler.observe.events import Event
 from pooler.serve.commands import Commands
+from pooler.serve.drain import end_streams
 from pooler.serve.moving import move_clients
 from pooler.serve.registry import Registry
 
@@ -63,6 +64,8 @@ class Leaving:
             log.error(Event.SOMETHING_FAILED, what="clients cannot move", why=str(fault))
 
     def _is_held(self, wait_for: str) -> bool:
+        if wait_for == "moved":
+            end_streams(self._registry)
         if wait_for != "servers":
             return bool(self._registry.clients or self._registry.replications)
         return any(pool.core.active for pool in self._registry.by_name(None))

@@ -279,7 +279,8 @@ def test_a_rolling_restart_ends_streams_at_once_and_keeps_base_backups(
     while backup.receive().type != "d":
         pass
     with ThreadPoolExecutor(1) as thread:
-        rolling = thread.submit(place.fleet.fleet.command, "fleet", "restart", "--rolling", "--timeout", "40s")
+        rolling = thread.submit(
+            place.fleet.fleet.command, "fleet", "restart", "--rolling", "--timeout", "40s")
         while (said := stream.receive()).type != "E":
             assert said.type == "d"
         assert said.error().sqlstate == "57P01"
@@ -289,3 +290,15 @@ def test_a_rolling_restart_ends_streams_at_once_and_keeps_base_backups(
         assert received > 10
         assert rolling.result(60).returncode == 0
     wait_until(place.is_quiet, "all permits are back", 10)
+
+
+def test_the_permits_of_killed_workers_are_proven_free(place: Place, raw: OpenRaw) -> None:
+    clients = [login(place, raw, kind) for kind in ("true", "database")]
+    assert len(place.held()) == len(clients)
+    for index in place.fleet.fleet.worker_pids():
+        place.fleet.kill_worker(index)
+    for client in clients:
+        client.abort()
+    wait_until(place.fleet.fleet.is_ready, "new workers serve", 30)
+    wait_until(place.is_quiet, "what they held was proven gone", 30)
+    assert login(place, raw, "true").query("IDENTIFY_SYSTEM")
