@@ -17,19 +17,15 @@ INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "failover.patroni": None,
     "failover.on_ledger_loss": None,
     "failover.fence_command": None,
-    "pool.server_reset_query": None,
     "pool.server_reset_query_always": lambda settings: settings.pool.session_state in ("allow", "warn"),
     "pool.pkt_buf": None,
-}
-_INSTEAD = {
-    "pool.server_reset_query": "; what a client left on a session is undone, and no more",
 }
 
 
 def inert_settings(settings: Settings) -> list[str]:
     """One line for each setting whose value differs from the default and has no effect."""
     return [
-        f"{path} has no effect in this version yet{_INSTEAD.get(pattern, '')}"
+        f"{path} has no effect in this version yet"
         for pattern, works in INERT.items() if works is None or not works(settings)
         for path, value, default in _found(settings, pattern.split("."), "") if value != default
     ]

@@ -29,6 +29,7 @@ from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
+from pooler.pool.reset import Reset
 from pooler.pool.starts import Starts
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
 from pooler.relay.leaving import CHANGED, deserted
@@ -38,7 +39,7 @@ from pooler.relay.server import RETIRED, ServerConn
 from pooler.relay.task import TaskClient
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import Statements
-from pooler.wire.session_state import STATE_MASK, Residue, TextLook, cleanup, forgets_statements, kinds
+from pooler.wire.session_state import Residue, TextLook, kinds
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
@@ -128,7 +129,7 @@ class Pool:
         self.state_rule = settings.session_state
         self.refuses = self.state_rule == "reject" and not self.holds_session
         self.hits: Callable[[bytes], object] = _every_text if self.refuses else self.parts.look.hits
-        self.cleans = self.state_rule not in ("allow", "warn") or settings.server_reset_query_always
+        self.reset = Reset.of(plan)
 
     # ---- asking and giving
 
@@ -174,13 +175,6 @@ class Pool:
         """Count what a transaction left on its session."""
         for kind in kinds(residue):
             self.states_left[kind] = self.states_left.get(kind, 0) + 1
-
-    def cleanup(self, residue: int) -> tuple[tuple[bytes, ...], bool]:
-        """What undoes this residue on a session, and whether that forgets its prepared statements."""
-        residue &= STATE_MASK
-        if not self.cleans or not residue:
-            return (), False
-        return cleanup(residue), forgets_statements(residue)
 
     def client_left(self, server: ServerConn, client: Any) -> None:
         """A client went away with a session of its own."""

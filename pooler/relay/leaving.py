@@ -153,7 +153,7 @@ def _clean(server: ServerConn) -> bool:
     if not is_undoable(server.residue):
         server.retire = "a client left something behind that nothing undoes"
         return False
-    queries, forgets = server.pool.cleanup(server.residue)
+    queries, forgets = server.pool.reset.sql(server.residue)
     if not queries:
         return False
     if forgets:
@@ -166,7 +166,7 @@ def _cleaned(server: ServerConn, ok: bool) -> None:
     if not ok or server.status != IDLE:
         server.give_up("clean-up failed")
         return
-    if server.residue & (_PARAMETERS | _SUSPECT):
+    if server.residue & (_PARAMETERS | _SUSPECT) and server.pool.reset.restores_parameters:
         server.parameters = server.parameters.after_reset(server.fresh)
     server.residue = 0
     free(server, monotonic())

@@ -197,6 +197,38 @@ def test_after_a_pause_sessions_are_asked_too() -> None:
         assert w.sessions[0].received.startswith(query(""))
 
 
+# ---- server_reset_query
+
+
+@pytest.mark.parametrize("rule", ["clean", "allow"])
+@pytest.mark.parametrize(("reset", "asked"), [
+    ("DISCARD ALL", b"DISCARD ALL"), ("RESET ALL", b"RESET ALL"), ("", b""),
+])
+def test_a_session_of_ones_own_is_reset_by_what_is_set_when_its_client_leaves(
+    rule: str, reset: str, asked: bytes
+) -> None:
+    with world(mode="session", session_state=rule, server_reset_query=reset) as w:
+        client, session = w.client(), w.sessions[0]
+        w.say(client, query("set work_mem = '7MB'"))
+        before = len(session.received)
+        client.leave()
+        w.settle()
+        assert session.received[before:] == (query(asked.decode()) if asked else b"")
+        w.check_idle()
+        kept = w.say(w.client(), query("show work_mem"))
+        assert ("7MB" in kept) is (not asked)
+
+
+def test_a_reset_query_that_is_always_run_is_so_after_a_transaction_that_left_something() -> None:
+    with world(session_state="allow", server_reset_query="RESET ALL", server_reset_query_always=True) as w:
+        client, session = w.client(), w.sessions[0]
+        w.say(client, query("select 1"))
+        assert b"RESET ALL" not in session.received
+        w.say(client, query("set work_mem = '7MB'"))
+        assert session.received.endswith(query("RESET ALL"))
+        w.check_idle()
+
+
 # ---- server_fast_close, sizes, packets
 
 

@@ -18,7 +18,7 @@ SET = {
     "databases.orders.connect_query": "SELECT 1",
     "failover.detect": "patroni", "failover.patroni": '["http://127.0.0.1:8008"]',
     "failover.on_ledger_loss": "stop", "failover.fence_command": "fence",
-    "pool.server_reset_query": "RESET ALL", "pool.server_reset_query_always": "true",
+    "pool.server_reset_query_always": "true",
     "pool.pkt_buf": "4096",
 }
 
