@@ -202,6 +202,8 @@ def _nothing_to_come(client: ClientConn, server: ServerConn) -> None:
     owed = server.owed
     while owed and type(owed[0]) is o.Told and client.server is server:
         client.deliver(owed.popleft().answer)
+    if client.forgets is not None and not owed:
+        client.go_on()
     if not owed and not server.unsynced and not server.own:
         server.unasked(client)
 
