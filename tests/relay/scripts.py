@@ -75,7 +75,7 @@ SCRIPTS: dict[str, list[bytes]] = {
     "named_behind_the_first_forgetting": [
         query("DEALLOCATE ALL") + parse("select 2", "s") + SYNC, run("s"), query("DISCARD ALL"), run("s")],
     "a_name_twice_at_once": [
-        parse("select 1", "x") + SYNC,
+        parse("select 1", "x") + close("S", "x") + SYNC,
         parse("select 1", "s") + parse("select 2", "s") + GROUP + SYNC, run("s")],
     "forgotten_in_a_group": [
         parse("select 1", "s") + SYNC, group("DEALLOCATE ALL") + parse("select 2", "s") + run("s"), run("s")],
