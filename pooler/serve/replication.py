@@ -9,7 +9,8 @@ name is set once the session is recorded, for physical replication the server ta
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -37,6 +38,7 @@ from pooler.wire.messages import Fault, error_response
 from pooler.wire.startup import Replication
 
 if TYPE_CHECKING:
+    from pooler.relay.task import TaskClient
     from pooler.serve.registry import Registry
     from pooler.settings import Settings
 
@@ -206,34 +208,39 @@ async def seat(
 
 
 async def _open(registry: Registry, service: str | None, plan: PoolPlan, asked: LoggedIn) -> OpenSession:
-    """Try for a moment, while all permits are held."""
     view = registry.parts.permits.ledgers.get(plan.ledger)
     slots = int(view.policy.get("replicationReserve", 0)) if view is not None else 0
     if not slots:
         raise LoginRefused(
             f'replication connections are not served here: the policy of "{plan.ledger}" has no '
             f"replicationReserve", "0A000")
+    ask = _plan_of(registry, plan, asked)
+    if asked.replication is Replication.LOGICAL:
+        return await _try_open(registry, ask, slots)
+    async with _beside(registry, service, plan, asked) as session:
+        return await _try_open(registry, replace(ask, ask=partial(_facts_of_walsender, session)), slots)
+
+
+async def _try_open(registry: Registry, ask: OpenPlan, slots: int) -> OpenSession:
+    """For a moment, while all permits are held."""
     give_up_at = trio.current_time() + PERMIT_WAIT_SECONDS
     while True:
         try:
-            return await open_session(registry.parts.permits, _plan_of(registry, service, plan, asked))
+            return await open_session(registry.parts.permits, ask)
         except NoPermit as refused:
             if refused.reason != "full":
                 raise
         if trio.current_time() >= give_up_at:
-            raise LoginRefused(f'all {slots} replication permits of "{plan.ledger}" are in use', "53300")
+            raise LoginRefused(f'all {slots} replication permits of "{ask.db}" are in use', "53300")
         await trio.sleep(PERMIT_PAUSE_SECONDS)  # noqa: TID251 - nobody tells of a permit that others give back
 
 
-def _plan_of(registry: Registry, service: str | None, plan: PoolPlan, asked: LoggedIn) -> OpenPlan:
-    plain = OpenPlan(
+def _plan_of(registry: Registry, plan: PoolPlan, asked: LoggedIn) -> OpenPlan:
+    return OpenPlan(
         db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=0, wait_seconds=0.0,
         connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
         kind=Kind.REPLICATION, keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
         tls=registry.parts.server_tls, options=asked.options, parameters=_startup_of(asked, plan))
-    if asked.replication is Replication.LOGICAL:
-        return plain
-    return replace(plain, ask=partial(_facts_of_walsender, registry, service, plan, asked))
 
 
 def _startup_of(asked: LoggedIn, plan: PoolPlan) -> dict[str, str]:
@@ -244,23 +251,28 @@ def _startup_of(asked: LoggedIn, plan: PoolPlan) -> dict[str, str]:
     return {**wanted, "replication": "database" if is_logical else "true"}
 
 
-async def _facts_of_walsender(
-    registry: Registry, service: str | None, plan: PoolPlan, asked: LoggedIn, dialled: Dialled, address: str
-) -> SessionFacts:
-    """What the server shows of a session that takes no SQL, to another session of the same user."""
+@asynccontextmanager
+async def _beside(
+    registry: Registry, service: str | None, plan: PoolPlan, asked: LoggedIn
+) -> AsyncIterator[TaskClient]:
+    """An ordinary session of the same user, had before anything is opened that only it can tell of."""
     pool = registry.pool(plan.name, asked.user, service, asked.secret)
-    try:
-        async with pool.checkout(plan.settings.server_connect_timeout_seconds or None) as session:
-            rows = await session.query(_SHOWN.format(pid=dialled.pid))
-            if session.server is None:
-                raise BackendLost("the server went away")
-            beside = session.server.opened
-    except PoolerError as fault:
-        raise FactsRefused(
-            f"physical replication needs an ordinary session of user {plan.user!r} in database "
-            f"{plan.dbname!r} for a moment, which could not be had: {fault}",
-            getattr(fault, "code", "") or fault.sqlstate) from fault
-    if not rows or rows[0][0] is None or beside.backend.address != address:
+    async with AsyncExitStack() as stack:
+        try:
+            session = await stack.enter_async_context(pool.checkout())
+        except PoolerError as fault:
+            raise LoginRefused(
+                f"physical replication needs an ordinary session of user {plan.user!r} in database "
+                f"{plan.dbname!r} for a moment, which could not be had: {fault}",
+                getattr(fault, "code", "") or fault.sqlstate) from fault
+        yield session
+
+
+async def _facts_of_walsender(session: TaskClient, dialled: Dialled, address: str) -> SessionFacts:
+    """What the server shows of a session that takes no SQL."""
+    rows = await session.query(_SHOWN.format(pid=dialled.pid))
+    beside = session.server.opened if session.server is not None else None
+    if beside is None or not rows or rows[0][0] is None or beside.backend.address != address:
         raise FactsRefused(f"server {address} does not show its own process {dialled.pid}: what answers "
                            f"there is not the server itself")
     start_us, host, port = ((value or b"").decode() for value in rows[0])

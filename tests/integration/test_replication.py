@@ -26,6 +26,7 @@ from tests.support.wait import wait_until
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
 SLOTS = 3
+STREAMS_ONLY = "streams_only"  # the server lets it in for physical replication and for nothing else
 WALSENDERS = "SELECT pid, application_name FROM pg_stat_activity WHERE backend_type = 'walsender'"
 
 
@@ -74,15 +75,18 @@ def place(
     directory = temporary_directory("walsender")
     server = create_server(
         directory, request.param, settings={"wal_level": "logical", "max_wal_senders": "8"},
-        hba=["host replication all 127.0.0.1/32 scram-sha-256"])
+        hba=["host replication all 127.0.0.1/32 scram-sha-256",
+             f"host all {STREAMS_ONLY} 127.0.0.1/32 reject"])
     try:
         database = make_database(server)
         replicator = Role(f"{database.user}_r", "streams", ("pg_read_all_data",))
         server.create_role(replicator)
         server.execute(f'ALTER ROLE "{replicator.name}" REPLICATION')
+        server.create_role(Role(STREAMS_ONLY, replicator.password))
+        server.execute(f'ALTER ROLE "{STREAMS_ONLY}" REPLICATION')
         fleet = make_shared_fleet(
             database, etcd, permits=4, policy={"replicationReserve": SLOTS},
-            also={replicator.name: replicator.password})
+            also=dict.fromkeys((replicator.name, STREAMS_ONLY), replicator.password))
         yield Place(server, database, fleet)
     finally:
         server.stop(immediate=True)
@@ -133,6 +137,14 @@ def test_what_the_server_refuses_is_told_in_its_own_words(place: Place, raw: Ope
         raw(place.fleet.port).login(
             database.user, database.password, database.dbname, replication="database")
     assert pooled.value.fields == straight.value.fields
+    wait_until(place.is_quiet, "its permit is back", 10)
+
+
+def test_physical_replication_says_what_it_needs_besides(place: Place, raw: OpenRaw) -> None:
+    with pytest.raises(ServerSaid, match="needs an ordinary session of user 'streams_only'") as refused:
+        raw(place.fleet.port).login(
+            STREAMS_ONLY, place.replicator["password"], place.database.dbname, replication="true")
+    assert refused.value.sqlstate == "28000"
     wait_until(place.is_quiet, "its permit is back", 10)
 
 
@@ -283,7 +295,7 @@ def test_a_rolling_restart_ends_streams_at_once_and_keeps_base_backups(
             place.fleet.fleet.command, "fleet", "restart", "--rolling", "--timeout", "40s")
         while (said := stream.receive()).type != "E":
             assert said.type == "d"
-        assert said.error().sqlstate == "57P01"
+        assert said.error().sqlstate == "57P01", said.error()
         received = 0
         while (said := backup.receive()).type != "Z":
             received += said.type == "d"
