@@ -82,6 +82,27 @@ def test_an_open_transaction_ends_with_its_client_and_another_is_served(asked: b
         assert w.say(other, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
 
 
+@pytest.mark.parametrize("limits", [{"query_timeout": 5.0}, {"transaction_timeout": 5.0}])
+@pytest.mark.parametrize("waits_first", [False, True])
+def test_a_request_that_is_never_sent_to_its_end_holds_a_session_no_longer_than_it_may(
+    limits: dict[str, Any], waits_first: bool
+) -> None:
+    """R43."""
+    with world(sessions=2, **limits) as w:
+        slow, other, holders = w.client(), w.client(), [w.client(), w.client()]
+        for holder in holders if waits_first else ():
+            w.say(holder, query("begin"))
+        w.say(slow, message(b"Q", b"x" * 50_000)[:100])
+        for holder in holders if waits_first else ():
+            w.say(holder, query("commit"))
+        assert slow.conn.server is not None
+        limits_pass(w, 4.9)
+        assert not slow.closed
+        limits_pass(w, 5.1)
+        assert slow.closed
+        assert w.say(other, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
+
+
 # ---- waiting
 
 
