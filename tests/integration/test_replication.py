@@ -98,6 +98,12 @@ def login(place: Place, raw: OpenRaw, kind: str, **more: str) -> RawClient:
                         replication=kind, **more)
 
 
+def position(place: Place, client: RawClient) -> str | None:
+    """Where to stream from: in a segment that there is, as the end of a switched one may not be in yet."""
+    place.server.execute("SELECT pg_logical_emit_message(true, 'test', 'a commit')")
+    return client.query("IDENTIFY_SYSTEM")[0][2]
+
+
 @pytest.mark.parametrize("kind", ["true", "database"])
 def test_a_replication_connection_has_a_session_and_a_permit_that_end_with_it(
     place: Place, raw: OpenRaw, kind: str
@@ -197,7 +203,7 @@ def test_pg_recvlogical_streams_changes(place: Place, tmp_path: Path) -> None:
 
 def test_a_stream_goes_both_ways_and_a_cancel_ends_what_runs(place: Place, raw: OpenRaw) -> None:
     client = login(place, raw, "true")
-    lsn = client.query("IDENTIFY_SYSTEM")[0][2]
+    lsn = position(place, client)
     client.send(query(f"START_REPLICATION PHYSICAL {lsn}"))
     assert client.receive().type == "W"
     place.server.execute("CREATE TABLE IF NOT EXISTS noise (a int)")
@@ -268,7 +274,7 @@ def test_the_audit_finds_each_walsender_under_its_permit(place: Place, raw: Open
 
 def test_a_server_that_ends_a_stream_is_heard_and_its_permit_comes_back(place: Place, raw: OpenRaw) -> None:
     client = login(place, raw, "true")
-    lsn = client.query("IDENTIFY_SYSTEM")[0][2]
+    lsn = position(place, client)
     client.send(query(f"START_REPLICATION PHYSICAL {lsn}"))
     assert client.receive().type == "W"
     place.server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -284,7 +290,7 @@ def test_a_rolling_restart_ends_streams_at_once_and_keeps_base_backups(
     place: Place, raw: OpenRaw
 ) -> None:
     stream, backup = login(place, raw, "true"), login(place, raw, "true")
-    lsn = stream.query("IDENTIFY_SYSTEM")[0][2]
+    lsn = position(place, stream)
     stream.send(query(f"START_REPLICATION PHYSICAL {lsn}"))
     assert stream.receive().type == "W"
     backup.send(query("BASE_BACKUP ( CHECKPOINT 'fast' )"))
