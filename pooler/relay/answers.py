@@ -52,6 +52,12 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
             client.deliver(data)
             server.ready(client)
             return
+    _pass_each(server, data, at, client)
+
+
+def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None:
+    size = len(data)
+    owed = server.owed
     start = 0  # what stands before it has been put into `pieces`
     pieces: list[bytes] | None = None
     ready = False

@@ -53,6 +53,11 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
         at = 0
     if server.skipping:
         at = _skip_to_sync(server, data, at)
+    _pass_each(client, server, data, at)
+
+
+def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> None:
+    size, owed = len(data), server.owed
     unsynced, bytes_max = server.unsynced, client.pool.packet_bytes_max
     start = 0  # what stands before it has been put into `pieces`
     pieces: list[bytes] | None = None
@@ -67,15 +72,13 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
                 break
             if end <= size and _forgets(client, data[at + 5 : end]):
                 pieces = [*(pieces or ()), data[start:at], _forgetting_query(client, server, data[at:end])]
-                start = at = end
-                unsynced = False
                 hold_back(client, data[end:])
-                size = end
+                start = at = size = end
+                unsynced = False
                 break
-            if _enter_query(client, server, data[at + 5 : end], whole=end <= size):
-                pieces = [*(pieces or ()), data[start:at], query(UNSERVABLE)]
-                start = end
             unsynced = False
+            if _enter_query(client, server, data[at + 5 : end], whole=end <= size):
+                pieces, start = [*(pieces or ()), data[start:at], query(UNSERVABLE)], end
         elif kind == SYNC:
             if length != 4:
                 raise ProtocolViolation(f"a Sync of length {length}")
@@ -91,17 +94,12 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             message = extended_message(client, server, kind, data[at : end if end < size else size])
             if message is WAIT:
                 pieces = [*(pieces or ()), data[start:at], FLUSH_MESSAGE]
-                client.forgets = ALL
-                if owed[-1] == o.QUERY:
-                    owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it
-                hold_back(client, data[at:])
+                _wait(client, server, data[at:])
                 start = size = at
                 break
             if message is not None:
                 pieces = pieces or []
-                if at > start:
-                    pieces.append(data[start:at])
-                pieces.append(message)
+                pieces += (data[start:at], message)
                 start = end if end < size else size
         elif kind == EXECUTE:
             if end > size:
@@ -110,9 +108,8 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             unsynced = True
             if client.forgets is not None:
                 pieces = [*(pieces or ()), data[start:end], FLUSH_MESSAGE]
-                start = at = end
                 hold_back(client, data[end:])
-                size = end
+                start = at = size = end
                 break
         elif not _pass_rarer(client, server, kind):
             return
@@ -282,6 +279,14 @@ def _stop(client: ClientConn, data: bytes, at: int, size: int) -> int:
     client.chunks = [data[at:]]
     client.missing = needed - (size - at)
     return at
+
+
+def _wait(client: ClientConn, server: ServerConn, rest: bytes) -> None:
+    """What comes next hangs on what is not answered yet."""
+    client.forgets = ALL
+    if server.owed[-1] == o.QUERY:
+        server.owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it
+    hold_back(client, rest)
 
 
 def hold_back(client: ClientConn, rest: bytes) -> None:

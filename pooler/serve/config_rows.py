@@ -56,7 +56,7 @@ def _as_shown(settings: Settings, set_here: Mapping[str, str]) -> Iterator[Row]:
     now = {key: pool.get(key, text) for key, text in set_here.items()}
     for key, value, default, changeable in settings.admin.show_config:
         name = str(key)
-        shown = now[name] if name in now else value
+        shown = now.get(name, value)
         yield {"key": name, "value": shown, "default": default, "changeable": changeable}
 
 
