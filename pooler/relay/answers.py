@@ -75,7 +75,7 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
                 tagged(server, data[at + 5 : end - 1])
             if owed and owed[0] == o.EXECUTE:
                 owed.popleft()
-                if owed:
+                if owed and owed[0] != o.SYNC:
                     server.next_query()
         elif kind == READY:
             ready = True

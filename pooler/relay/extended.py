@@ -43,27 +43,35 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     TooManyStatements at the limit.
     """
     pool = server.pool
+    if kind == PARSE:
+        return _take_parse(client, server, message)
     if kind == BIND:
         pool.binds += 1
-    elif kind == PARSE:
-        if server.owed and not server.copy_in and _is_in_doubt(client, message):
-            return WAIT
-        pool.client_parses += 1
+        if not pool.passes_names:
+            return _bind(client, server, message)
+    if pool.passes_names:
+        server.owed.append(_AS_IS[kind])
+        server.commits = True  # whether it does is not looked into here
+        return None
+    return _describe(client, server, message) if kind == DESCRIBE else _close(client, server, message)
+
+
+def _take_parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
+    pool = server.pool
+    if server.owed and not server.copy_in and _is_in_doubt(client, message):
+        return WAIT
+    pool.client_parses += 1
     replaced = None
-    if pool.refuses and kind == PARSE:
+    if pool.refuses:
         replaced = _refuse(server, message)
         message = replaced or message
     if pool.passes_names:
-        pool.server_parses += kind == PARSE
-        server.owed.append(_AS_IS[kind] if kind != PARSE else o.Parsed(_NOBODY, b"", True))
-        server.commits = True  # whether it does is not looked into here
+        pool.server_parses += 1
+        server.owed.append(o.Parsed(_NOBODY, b"", True))
+        server.commits = True
         return replaced
-    if kind == BIND:
-        return _bind(client, server, message)
-    if kind == PARSE:
-        parse = _parse(client, server, message)
-        return replaced if parse is None else parse
-    return _describe(client, server, message) if kind == DESCRIBE else _close(client, server, message)
+    parse = _parse(client, server, message)
+    return replaced if parse is None else parse
 
 
 _AS_IS = {BIND: o.BIND, DESCRIBE: o.DESCRIBE, CLOSE: o.CLOSE}
@@ -137,20 +145,22 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
     _, name, _ = bind_names(message, 5)
     statement = client.statements.get(name) if client.statements is not None else None
     before = _ready_for(server, name, statement)
-    client.forgets = None
-    if statement is not None:
+    if statement is None:
+        client.forgets = None
+        server.owed.append(o.BIND)
+        if name.startswith(OWN_NAMES):
+            return rewrite_bind(message, b"_" + name)  # nobody reaches another client's statement by its name
+        return before + message if before else None
+    forgets = client.forgets = statement.forgets
+    if statement.residue:
         server.residue |= statement.residue
-        if statement.commits:
-            server.commits = True
-        client.forgets = statement.forgets
-        if statement.forgets is not None and statement.forgets != ALL:
-            before += stand_in(server)
+    if statement.commits:
+        server.commits = True
+    if forgets is not None and forgets != ALL:
+        before += stand_in(server)
     server.owed.append(o.BIND)
-    if statement is not None:
-        if name:
-            return before + rewrite_bind(message, statement.server_name)
-    elif name.startswith(OWN_NAMES):
-        return rewrite_bind(message, b"_" + name)  # nobody reaches another client's statement by its name
+    if name:
+        return before + rewrite_bind(message, statement.server_name)
     return before + message if before else None
 
 
