@@ -79,7 +79,8 @@ def test_without_clients_it_ends_with_0_and_leaves_nothing(
     played.signal(number)
     assert played.wait_end() == 0
     assert left_behind(played) == set()
-    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "all below it are gone",
+               LEAVE_SECONDS)
 
 
 def test_term_shuts_the_port_keeps_the_console_and_waits_for_the_last_client(
