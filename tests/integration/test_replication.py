@@ -74,7 +74,8 @@ def place(
 ) -> Iterator[Place]:
     directory = temporary_directory("walsender")
     server = create_server(
-        directory, request.param, settings={"wal_level": "logical", "max_wal_senders": "8"},
+        directory, request.param,
+        settings={"wal_level": "logical", "max_wal_senders": "8", "wal_keep_size": "1GB"},
         hba=["host replication all 127.0.0.1/32 scram-sha-256",
              f"host all {STREAMS_ONLY} 127.0.0.1/32 reject"])
     try:
