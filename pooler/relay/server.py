@@ -207,6 +207,8 @@ class ServerConn:
                 data = data[self._own_answers(data) :]
                 client = self.client
                 if client is None or self.closing or not data:
+                    if client is None and self.fatal:
+                        self.pool.core.remove(self)  # it ends: nobody gets it before its end was read
                     return
             pass_answers(self, data, client)
         except IndexError:

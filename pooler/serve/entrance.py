@@ -25,6 +25,7 @@ from pooler.net.login import Door, LoggedIn, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import Broken, PeerGone, RawSocket
 from pooler.observe.events import Event
+from pooler.pool.janitor import why_none
 from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.serve import replication
@@ -175,7 +176,8 @@ class Entrance:
             with trio.fail_at(deadline):
                 told, parameters = await self._started(pool, asked, deadline)
         except trio.TooSlowError:
-            raise _servers_word(pool) or LoginRefused("client_login_timeout", "08P01") from None
+            raise _servers_word(pool) or LoginRefused(
+                f"client_login_timeout: {why_none(pool)}", "08P01") from None
         except WaitEnded as ended:
             raise _servers_word(pool) or ended from None
         registry = self._registry

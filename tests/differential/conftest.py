@@ -18,7 +18,7 @@ from pooler.demo.etcd import Etcd
 from pooler.demo.fleet import Fleet, FleetPlan
 from pooler.demo.postgres import Server, temporary_directory
 from tests.differential.players import WAIT_SECONDS, Watch
-from tests.support.postgres import VERSIONS, Database, make_database
+from tests.support.postgres import VERSIONS, Database, create_server, make_database
 
 if not os.environ.get("POOLER_DIFFERENTIAL_STEPS"):
     # The generated interleavings are for long runs by hand: who can have a session when is not told rightly
@@ -98,16 +98,22 @@ def _policy_file(name: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def make_rig(
-    postgres_servers: Callable[[int], Server], etcd: Etcd
-) -> Iterator[Callable[[int], Rig]]:
-    """version → its rig, made when first asked for."""
+def make_rig(etcd: Etcd) -> Iterator[Callable[[int], Rig]]:
+    """version → its rig, made when first asked for, with a server of its own: its fleet lives on beside
+    whatever tests come next."""
     rigs: dict[int, Rig] = {}
+    base = temporary_directory("rig")
     with ExitStack() as running:
+        running.callback(shutil.rmtree, base)
+
+        def start_server(version: int) -> Server:
+            server = create_server(base / str(version), version)
+            running.callback(server.stop, immediate=True)
+            return server
 
         def make(version: int) -> Rig:
             if version not in rigs:
-                database = make_database(postgres_servers(version))
+                database = make_database(start_server(version))
                 fleet = PooledFleet(fleet_plan(database, etcd))
                 running.callback(shutil.rmtree, fleet.plan.directory)
                 fleet.write()

@@ -13,6 +13,14 @@ from tests.differential.scripts import group
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
 
+def refused_login(rig: Rig, **startup: str) -> str:
+    """The SQLSTATE that a login ends with."""
+    base = rig.database
+    with RawClient("127.0.0.1", rig.fleet.ports.listen, 10) as client, pytest.raises(ServerSaid) as said:
+        client.login(base.user, base.password, base.dbname, **startup)
+    return said.value.sqlstate
+
+
 def shown(client: RawClient, *names: str) -> list[str | None]:
     return [client.query(f"show {name}")[0][0] for name in names]
 
@@ -43,9 +51,7 @@ def test_start_up_parameters_are_honoured_on_every_session(rig: Rig) -> None:
 
 def test_an_unknown_start_up_parameter_is_refused_before_anything_runs(rig: Rig) -> None:
     """R28."""
-    with pytest.raises(ServerSaid) as said:
-        rig.pooled(nonsense="1")
-    assert said.value.sqlstate == "42704"
+    assert refused_login(rig, nonsense="1") == "42704"
 
 
 OPTIONS = {
@@ -69,9 +75,7 @@ def test_options_mean_what_they_mean_to_the_server(rig: Rig, name: str) -> None:
 
 def test_an_unknown_name_in_options_is_refused(rig: Rig) -> None:
     """R30."""
-    with pytest.raises(ServerSaid) as said:
-        rig.pooled(options="-c nonsense=1")
-    assert said.value.sqlstate == "42704"
+    assert refused_login(rig, options="-c nonsense=1") == "42704"
 
 
 VERSIONS = [(3 << 16) | 2, (3 << 16) | 9999]

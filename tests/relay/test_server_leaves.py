@@ -6,6 +6,7 @@ import pytest
 
 from pooler.demo.client import FLUSH, SYNC, bind, execute, parse, query
 from tests.relay.scripts import COPY_DONE, copy_data, group
+from tests.relay.words import error
 from tests.relay.world import Client, World, world
 
 
@@ -250,3 +251,17 @@ def test_a_session_that_dies_before_it_has_seen_the_client_is_replaced_unheard()
         w.open_session()
         w.settle()
         assert client.kinds == "T D:Asia/Tokyo C:SELECT 1 Z:I"
+
+
+def test_an_idle_session_that_has_said_its_last_word_is_given_to_nobody() -> None:
+    """R57. Its end may be read a moment later, and a query in between would be lost with it."""
+    with world(2) as w:
+        dying = w.sessions[1]  # the one that is given first
+        dying.unsent.append(error("57P01", "terminating connection", "FATAL"))
+        w.settle()
+        client = w.client()
+        assert w.say(client, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
+        assert dying.mini.ran == []
+        dying.mini.ended = True
+        w.settle()
+        assert dying.conn.closing
