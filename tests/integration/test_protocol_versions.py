@@ -14,6 +14,7 @@ from psycopg import pq
 from pooler.demo.client import Disconnected, Login, Message, RawClient, cancel_request, query, startup
 from pooler.demo.etcd import Etcd
 from tests.support.fleet import MakeFleet, RunningFleet
+from tests.support.need import missing
 from tests.support.postgres import Database
 from tests.support.rawclient import OpenRaw
 from tests.support.wait import wait_until
@@ -116,7 +117,7 @@ def test_a_cancel_request_of_an_impossible_length_is_refused_and_harms_nobody(
 def libpq(request: pytest.FixtureRequest, fleet: RunningFleet) -> Iterator[psycopg.Connection[Any]]:
     """A connection by libpq 18 with that max_protocol_version."""
     if pq.version() < 180_000:
-        pytest.skip(f"libpq {pq.version()} does not know max_protocol_version")
+        missing(f"libpq {pq.version()} does not know max_protocol_version")
     dsn = fleet.dsn(max_protocol_version=request.param)
     with psycopg.connect(dsn, autocommit=True) as connection:
         yield connection
