@@ -25,7 +25,7 @@ from pooler.observe.events import Event
 from pooler.serve.registry import Registry
 from pooler.settings import Settings
 from pooler.wire.auth import AuthType, Method, Secret, ServerSecret
-from pooler.wire.messages import text
+from pooler.wire.messages import is_utf8, text
 from pooler.wire.scram import Verifier
 
 PAM_SERVICE = "pgbouncer"
@@ -110,7 +110,7 @@ class Authority:
             return listed
         place = self._place(service, database)
         if place is not None:
-            return await self._asked.find(place, user) if _is_utf8(user) else None
+            return await self._asked.find(place, user) if is_utf8(user) else None
         return NOBODY_CAN_LOG_IN if self.files.userlist is None else None
 
     async def _ask_again(
@@ -168,17 +168,9 @@ class Authority:
         return ServerSecret.of(None if self.files.userlist is None else self.files.userlist.find(user))
 
 
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def check_pam(user: str, password: bytes) -> bool:
     """Whether the system's PAM lets a user in. Blocks as long as its modules do."""
-    if not _is_utf8(user) or not password:
+    if not is_utf8(user) or not password:
         return False
     pam = import_module("pam")  # python-pam: only who asks for it needs it
     return bool(pam.PamAuthenticator().authenticate(

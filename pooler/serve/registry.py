@@ -23,6 +23,7 @@ from pooler.serve.client_numbers import ClientNumbers
 from pooler.serve.replication import ReplicationClient
 from pooler.settings import Settings
 from pooler.wire.auth import ServerSecret
+from pooler.wire.messages import is_utf8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Registry:
 
         Raises LoginRefused for a user whom the ledger's keys cannot name.
         """
-        if not _is_utf8(user):
+        if not is_utf8(user):
             raise LoginRefused(f'the name of user "{user}" is not UTF-8', "22021")
         if service is not None and self.settings.services[service].pool_mode is None:
             service = None  # the same pool as by name
@@ -175,11 +176,3 @@ class Registry:
             if all(pattern is None or fnmatchcase(value, pattern) for pattern, value in pairs):
                 return rule.tenant or user, rule.class_name or ""
         return user, ""
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -31,6 +31,15 @@ def text(value: str) -> bytes:
     return value.encode("utf-8", "surrogateescape")
 
 
+def is_utf8(name: str) -> bool:
+    """Whether what `shown` read was UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def shown(value: bytes) -> str:
     """The inverse of `text`."""
     return value.decode("utf-8", "surrogateescape")
