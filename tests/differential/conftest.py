@@ -66,7 +66,8 @@ def local_superuser(database: Database) -> RawClient:
 
 def fleet_plan(database: Database, etcd: Etcd, **more: Any) -> FleetPlan:
     """Written into a directory of its own; `more` are sections of pooler.yaml."""
-    sections: dict[str, Any] = {"etcd": {"prefix": f"diff-{secrets.token_hex(6)}"}, **more}
+    sections: dict[str, Any] = {
+        "etcd": {"prefix": f"diff-{secrets.token_hex(6)}"}, "pool": {"query_wait_notify": 0}, **more}
     return FleetPlan(
         temporary_directory("diff"), (database.address,), database.dbname,
         {database.user: database.password, "admin": "console"}, tuple(etcd.endpoints),

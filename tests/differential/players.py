@@ -12,7 +12,15 @@ from termios import TIOCOUTQ
 from time import monotonic
 
 from pooler.demo.client import TERMINATE, Disconnected, Message, RawClient, query
-from tests.differential.script import Reference, Steps, first_difference, keeps_session, kinds, writes
+from tests.differential.script import (
+    Reference,
+    Steps,
+    first_difference,
+    keeps_session,
+    kinds,
+    unanswered,
+    writes,
+)
 
 WAIT_SECONDS = 10.0
 ENDED = Message("end", b"")
@@ -41,12 +49,13 @@ class Watch:
 
 
 class Listener:
-    """A client, what it heard since its login, and what it sent since it last heard ReadyForQuery."""
+    """A client, what it heard since its login, and what it sent that no ReadyForQuery has answered."""
 
     def __init__(self, client: RawClient) -> None:
         self.client = client
         self.heard: list[Message] = []
         self.sent = b""
+        self.failed = False  # an error since the last ReadyForQuery
         self.ended = False
 
     def send(self, data: bytes, cut: Cut = whole) -> None:
@@ -91,8 +100,10 @@ class Listener:
             self.ended = True
             return
         self.heard.append(said)
+        if said.type == "E":
+            self.failed = True
         if said.type == "Z":
-            self.sent = b""
+            self.sent, self.failed = unanswered(self.sent, failed=self.failed), False
 
     def take_until_end(self) -> None:
         """Says goodbye and hears the rest."""

@@ -55,6 +55,18 @@ class Reference:
     blocks: bool = False  # somebody was in a transaction block
 
 
+def unanswered(sent: bytes, *, failed: bool) -> bytes:
+    """Kinds of messages sent that ReadyForQuery leaves unanswered; `failed`: an error came before it.
+
+    It answers the first Query, FunctionCall or Sync; after an error within a group the Sync, which everything
+    before it is skipped to.
+    """
+    in_group = sent.lstrip(b"dcfH")[:1] not in (b"Q", b"F")
+    ends = b"S" if failed and in_group else b"QFS"
+    at = next((n for n, kind in enumerate(sent) if kind in ends), len(sent) - 1)
+    return sent[at + 1 :]
+
+
 def keeps_session(said: Sequence[Message], sent_since_ready: bytes) -> bool:
     """Whether a client that heard this needs its session still, and nobody else can have it."""
     told = [each for each in said if each.type not in ("N", "A", "S")]
