@@ -115,9 +115,12 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
         data = data[:at]
     if data:
         client.deliver(data)
-    if ready and not owed and not server.unsynced and not server.held and not server.skip:
+    # looked at before `ready`: behind that the session, and what it owes, may be the next client's already
+    in_step = not server.held and not server.skip
+    goes_on = client.forgets is not None and in_step and (not owed or server.copy_in)
+    if ready and not owed and in_step and not server.unsynced:
         server.ready(client)
-    if client.forgets is not None and (not owed or server.copy_in) and not server.held and not server.skip:
+    if goes_on and server.leaver is not client:
         client.go_on()
 
 

@@ -125,6 +125,7 @@ def _told(server: ServerConn, ok: bool) -> None:
     client.pause(False)
     if server.client is None:
         free(server, monotonic())
+    client.go_on()  # if it holds back what came behind a DISCARD ALL
 
 
 def _take_along(server: ServerConn, client: Any, rows: list[list[bytes | None]]) -> int:

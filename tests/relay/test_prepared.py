@@ -216,3 +216,35 @@ def test_session_pooling_passes_names_as_they_are() -> None:
         w.say(client, parse("select 1", "mine") + SYNC)
         assert w.sessions[0].mini.statements == {"mine": "select 1"}
         assert w.say(client, run("mine")) == "2 D:1 C:SELECT 1 Z:I"
+
+
+def test_a_client_goes_on_behind_its_deallocate_though_the_next_one_has_its_session_at_once() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        assert w.say(one, parse("select 1", "a") + SYNC) == "1 Z:I"
+        w.say(one, query("begin"))
+        w.send(two, query("begin"))
+        w.settle()
+        assert w.say(one, query("commit") + query("DEALLOCATE ALL")).endswith("Z:I")
+        assert two.kinds == "C:BEGIN Z:T"
+        w.say(one, query("select 3"))
+        w.say(two, query("commit"))
+        assert one.kinds == "T D:3 C:SELECT 1 Z:I"
+
+
+def test_a_client_goes_on_behind_its_discard_with_the_settings_it_has_then() -> None:
+    with world(2) as w:
+        one = w.client(work_mem="7")
+        assert w.say(one, parse("select 1", "a") + SYNC) == "1 Z:I"
+        w.say(one, query("SET work_mem='1'"))
+        w.send(one, query("DISCARD ALL") + query("show work_mem"))
+        w._push(one)
+        w.reactor._turn()
+        for session in w.sessions:
+            session.move(w.chop)
+        w.reactor._turn()
+        asked = next(session.conn for session in w.sessions if session.conn.leaver is one.conn)
+        assert one.conn.server is None, "it waits for what is set on its last session"
+        w.settle()
+        assert asked.leaver is None
+        assert one.kinds.endswith("Z:I T D:7 C:SELECT 1 Z:I")
