@@ -76,7 +76,7 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
                 start = at = size = end
                 unsynced = False
                 break
-            unsynced = False
+            unsynced, server.doubtful = False, server.doubtful or unsynced
             if _enter_query(client, server, data[at + 5 : end], whole=end <= size):
                 pieces, start = [*(pieces or ()), data[start:at], query(UNSERVABLE)], end
         elif kind == SYNC:
@@ -135,18 +135,18 @@ def _is_query(data: bytes, size: int) -> bool:
 
 def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
     """One simple query, whole, with nothing before it unanswered."""
-    if client.statements is not None and _forgets(client, data[5:]):
-        data = _forgetting_query(client, server, data)
-        hold_back(client, b"")
-        server.unsynced = False
-        server.write(data)
-        return
+    if server.unsynced:
+        server.unsynced, server.doubtful = False, True
     if client.pool.hits(data.lower()):
+        if _forgets(client, data):
+            data = _forgetting_query(client, server, data)
+            hold_back(client, b"")
+            server.write(data)
+            return
         if client.pool.refuses and _is_refused(client, server, data[5:]):
             data = query(UNSERVABLE)
         server.residue |= client.pool.look(data[5:])
     _query_sent(client, server, data)
-    server.unsynced = False
     server.write(data)
 
 
@@ -168,7 +168,7 @@ def _is_refused(client: ClientConn, server: ServerConn, text: bytes) -> bool:
 
 
 def _forgets(client: ClientConn, text: bytes) -> bool:
-    """Whether what the client's names mean hangs on how this text is answered."""
+    """Whether what the client's names mean hangs on how this text is answered (`hits` finds it too)."""
     return (client.statements is not None and MAY_FORGET(text) is not None
             and not client.pool.passes_names)
 

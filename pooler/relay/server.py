@@ -65,7 +65,9 @@ class ServerConn:
         self.commits = False  # what is unanswered may end a transaction
         self.copy_in = False
         self.syncs_ignored = 0  # in COPY IN
-        self.doubtful = False  # an error may have come before them, and then they are answered after all
+        # an error may have come before those Syncs, and then they are answered after all; or a query ended a
+        # group without a Sync, behind which PostgreSQL 18 may refuse the first command of whoever comes next
+        self.doubtful = False
         self.cut = False  # it has been sent the beginning of a message whose end will never come
         self.skip = 0
         self.held = b""
@@ -291,10 +293,11 @@ class ServerConn:
         pool = self.pool
         pool.query_seconds += now - self.query_at
         if self.status == IDLE and not client.skip:
-            if self.retire == CHANGED and client.holds:
-                client.break_off("57P01", CHANGED)
-            elif client.holds:
-                client.transaction_ended(now)
+            if client.holds:
+                if self.retire == CHANGED:
+                    client.break_off("57P01", CHANGED)
+                else:
+                    client.transaction_ended(now)
             elif self.residue or self.retire or self.cancels or self.out or self._paused or self.doubtful:
                 end_transaction(self, client, now)
             else:

@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from pooler.demo.client import (
+    FLUSH,
     SYNC,
     TERMINATE,
     Message,
@@ -326,3 +327,16 @@ def test_a_cancel_of_a_waiting_client_ends_its_wait(newest: Rig, extended: bool)
 
 
 # ---- limits
+
+
+def test_a_group_that_a_query_ends_leaves_nothing_to_the_next_client(rig: Rig) -> None:
+    """PostgreSQL 18 answers the first command behind such a group and its Sync with XX000: no stranger's."""
+    with rig.pooled("_one") as one, rig.pooled("_one") as two:
+        one.send(group("select 1") + FLUSH)
+        while one.receive().type != "C":
+            pass
+        one.send(query("select 2") + SYNC)
+        assert one.until_ready()
+        assert one.until_ready()[-1].type == "Z"
+        two.send(parse("select 3") + SYNC)
+        assert [said.type for said in two.until_ready()] == ["1", "Z"]
