@@ -2,7 +2,7 @@
 session of its own, and what is committed is the same.
 
 POOLER_DIFFERENTIAL_STEPS is how many messages to send (of all clients), POOLER_DIFFERENTIAL_SEED repeats a
-run: the seed is printed. Hypothesis makes a failing script short and shows it.
+run: the seed is printed. Hypothesis shows a failing script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pooler.demo.client import RawClient
 from tests.differential.conftest import POOLS, Rig
 from tests.differential.generated import COMMITTED, EMPTY, SETUP, pieces, scripts
 from tests.differential.players import Cut, differences, play_straight, run
-from tests.differential.script import Write, kinds
+from tests.differential.script import Reference, Write, kinds
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
@@ -45,6 +45,13 @@ def cutter(seed_: int) -> Cut:
     return cut
 
 
+def breaks_the_server(expected: Reference) -> bool:
+    """Whether the server itself met an internal error, which is no measure: 18 does at the first command
+    behind a group that a query has ended and its Sync, and the pooler closes such a session instead."""
+    return any(said.type == "E" and said.error().sqlstate == "XX000"
+               for heard in expected.heard.values() for said in heard)
+
+
 class Compared:
     """A rig whose tables are emptied before each run."""
 
@@ -59,6 +66,8 @@ class Compared:
         self.steps += sum(len(kinds(write.data)) or 1 for write in steps)
         run(self.owner, EMPTY)
         expected = play_straight(steps, self.rig.straight, self.rig.watch)
+        if breaks_the_server(expected):
+            return
         committed = self.owner.query(COMMITTED)
         run(self.owner, EMPTY)
         sessions = POOLS[self.pool][1]
