@@ -54,6 +54,8 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
     if server.skipping:
         at = _skip_to_sync(server, data, at)
     _pass_each(client, server, data, at)
+    if not owed or type(owed[0]) is o.Told:
+        _nothing_to_come(client, server)
 
 
 def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> None:
@@ -113,6 +115,8 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
                 break
         elif not _pass_rarer(client, server, kind):
             return
+        elif kind == FUNCTION:  # it ends a group, as a query does
+            unsynced, server.doubtful = False, server.doubtful or unsynced
         at = end
     server.unsynced = unsynced
     if at != size:
@@ -124,8 +128,6 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
         data = data[:at]
     if data:
         server.write(data)
-    if not owed or type(owed[0]) is o.Told:
-        _nothing_to_come(client, server)
 
 
 def _is_query(data: bytes, size: int) -> bool:

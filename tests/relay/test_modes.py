@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pooler.demo.client import SYNC, query
+from pooler.demo.client import SYNC, close, query
 from pooler.wire.messages import bind, parse
 from tests.relay.scripts import group
 from tests.relay.world import world
@@ -122,3 +122,12 @@ def test_a_bug_in_one_connection_ends_that_one_only() -> None:
         assert w.reactor.faults == 1
         w.reactor.faults = 0
         assert w.say(two, query("select 2")) == "T D:2 C:SELECT 1 Z:T"
+
+
+def test_a_function_call_ends_a_group_as_a_query_does() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        call = b"F\x00\x00\x00\x0e\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00"
+        assert w.say(one, close("P", "") + call) == "3 V Z:I"
+        assert w.say(two, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
+        w.check_idle()
