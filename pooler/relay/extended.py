@@ -45,11 +45,10 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     pool = server.pool
     if kind == PARSE:
         return _take_parse(client, server, message)
-    if kind == BIND:
-        pool.binds += 1
-        if not pool.passes_names:
-            return _bind(client, server, message)
+    if kind == BIND and not pool.passes_names:
+        return _bind(client, server, message)
     if pool.passes_names:
+        pool.binds += kind == BIND
         server.owed.append(_AS_IS[kind])
         server.commits = True  # whether it does is not looked into here
         return None
@@ -144,6 +143,9 @@ def _parse_unnamed(server: ServerConn, statement: Statement, previous: Statement
 def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     _, name, _ = bind_names(message, 5)
     statement = client.statements.get(name) if client.statements is not None else None
+    if statement is None and not name and _may_come_back(server):
+        return WAIT
+    server.pool.binds += 1
     before = _ready_for(server, name, statement)
     if statement is None:
         client.forgets = None
@@ -162,6 +164,11 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
     if name:
         return before + rewrite_bind(message, statement.server_name)
     return before + message if before else None
+
+
+def _may_come_back(server: ServerConn) -> bool:
+    """Whether the unnamed statement was dropped by something that an error may yet skip."""
+    return any(type(entry) is o.Told and entry.closed is not None and not entry.name for entry in server.owed)
 
 
 def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
@@ -188,6 +195,8 @@ def _describe(client: ClientConn, server: ServerConn, message: bytes) -> bytes |
         server.owed.append(o.DESCRIBE)
         return None
     statement = client.statements.get(name) if client.statements is not None else None
+    if statement is None and not name and _may_come_back(server):
+        return WAIT
     before = _ready_for(server, name, statement)
     server.owed.append(o.DESCRIBE)
     if statement is not None and name:

@@ -248,3 +248,19 @@ def test_a_client_goes_on_behind_its_discard_with_the_settings_it_has_then() -> 
         w.settle()
         assert asked.leaver is None
         assert one.kinds.endswith("Z:I T D:7 C:SELECT 1 Z:I")
+
+
+@pytest.mark.parametrize("use", [bind() + execute(), describe("S")])
+def test_an_unnamed_statement_is_there_behind_a_query_that_was_skipped(use: bytes) -> None:
+    """Whether the query dropped it is known only when what stands before it is answered."""
+    with world() as w:
+        client, other = w.client(), w.client()
+        w.say(client, parse("select 1") + SYNC)
+        w.say(other, query("select 2"))  # the session has none now
+        heard = w.say(client, bind((), "nope") + query("select 2") + SYNC + use + SYNC)
+        assert heard.startswith("E:26000 Z:I ")
+        assert "E:" not in heard[8:]
+        w.say(client, parse("select 1") + SYNC)
+        w.say(other, query("select 2"))
+        heard = w.say(client, bind() + query("select 2") + use + SYNC)
+        assert heard.endswith("C:SELECT 1 Z:I E:26000 Z:I")
