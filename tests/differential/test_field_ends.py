@@ -61,6 +61,9 @@ def test_bytes_one_by_one_on_both_legs_change_nothing(
     """R01."""
     asked = [query("select 1"), parse("select $1::text", "s") + group("select 2") + SYNC]
     transcripts = []
+    fresh_session(relayed)
+    with login(relayed) as first:  # logins are answered with what the last session to log in was told
+        first.query("select 1")
     for piece in (0, 1):
         fresh_session(relayed)
         clean_leg.piece_bytes = piece
