@@ -1,0 +1,75 @@
+"""`python -m tests.suites NAME`: a driver's own tests, through the pooler and straight at PostgreSQL."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pooler.demo.process import PartFailed
+from tests.suites.asyncpg import Asyncpg
+from tests.suites.outcomes import Difference, Run, differences
+from tests.suites.psycopg2 import Psycopg2
+from tests.suites.rig import Pool
+from tests.suites.run import Plan, Suite, measure
+from tests.suites.sqlalchemy import SqlAlchemy
+
+_ALL: Final[tuple[Suite, ...]] = (
+    Asyncpg(), Psycopg2(), SqlAlchemy("psycopg"), SqlAlchemy("psycopg_async"), SqlAlchemy("asyncpg"),
+    SqlAlchemy("psycopg2"), SqlAlchemy("pg8000"),
+)
+SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
+POOLS: Final[tuple[Pool, ...]] = ("direct", "session", "transaction")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit 1 when a test passes straight at the server and not through the pooler, 2 when a part failed."""
+    arguments = _parser().parse_args(words)
+    plan = Plan(SUITES[arguments.name], arguments.postgres, arguments.only)
+    pools: Sequence[Pool] = arguments.pool or ("session",)
+    try:
+        runs = measure(plan, pools, _say, fresh_direct=arguments.fresh or "direct" in pools)
+    except PartFailed as fault:
+        print(f"{arguments.name}: {fault}", file=sys.stderr)  # noqa: T201  this is its output
+        return 2
+    lost = [_report(pool, runs["direct"], run, detail=arguments.detail)
+            for pool, run in runs.items() if pool != "direct"]
+    return 1 if any(lost) else 0
+
+
+def _report(pool: Pool, direct: Run, pooled: Run, *, detail: bool) -> int:
+    found = differences(direct, pooled)
+    lost = [each for each in found if each.is_loss]
+    _say(f"{pool}: {len(lost)} passed directly and not through the pooler"
+         f" ({len(found) - len(lost)} differ otherwise)")
+    for each in [*lost, *(each for each in found if not each.is_loss)]:
+        _say(_line(each))
+        if detail:
+            _say(each.pooled.detail)
+    return len(lost)
+
+
+def _line(each: Difference) -> str:
+    verdicts = f"{each.direct.verdict} directly, {each.pooled.verdict} pooled"
+    return f"  {each.test}: {verdicts}: {each.pooled.reason}"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201  this is its output
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.suites", description=__doc__)
+    parser.add_argument("name", choices=sorted(SUITES))
+    parser.add_argument("--pool", action="append", choices=POOLS,
+                        help="may be repeated; `direct` runs that side anew (default: session)")
+    parser.add_argument("--postgres", type=int, default=18, help="major version (default: 18)")
+    parser.add_argument("--only", action="append", default=[], help="a test's name; may be repeated")
+    parser.add_argument("--fresh", action="store_true", help="do not reuse an earlier direct run")
+    parser.add_argument("--detail", action="store_true", help="the end of each difference's error")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
