@@ -20,7 +20,8 @@ class Psycopg2:
 
     name: str = "psycopg2"
     postgres: Mapping[str, str] = field(default_factory=lambda: {
-        "max_prepared_transactions": "10", "wal_level": "logical", "max_replication_slots": "10"})
+        "max_prepared_transactions": "10", "wal_level": "logical", "max_wal_senders": "10",
+        "max_replication_slots": "10"})
     pooler: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def prepare(self, home: Path) -> str:

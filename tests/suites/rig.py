@@ -23,6 +23,7 @@ from pooler.demo.process import PartFailed
 Pool = Literal["direct", "session", "transaction"]
 PERMITS = 80
 POOL_SIZE = 70
+REPLICATIONS = 8
 CONNECTIONS = 100
 USER, PASSWORD, DATABASE = "scott", "tiger", "test"  # the ones that SQLAlchemy's suite expects
 MONITOR = "suite_monitor"
@@ -117,7 +118,7 @@ def _fleet(
         base / "fleet", (f"127.0.0.1:{server.port}",), DATABASE, {USER: PASSWORD, "admin": "console"},
         tuple(etcd.endpoints), (MONITOR, PASSWORD), name="suites", workers=workers, permits=PERMITS,
         more={**sections, "etcd": {"prefix": f"suite-{secrets.token_hex(6)}"}},
-        policy={"executionClasses": {"all": {
+        policy={"replicationReserve": REPLICATIONS, "executionClasses": {"all": {
             "permits": PERMITS, "maxQueue": 5000, "queueDeadline": NEVER, "maxWait": NEVER,
             "transactionLimit": NEVER}}}))
     fleet.pool = pool

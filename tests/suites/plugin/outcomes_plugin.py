@@ -20,7 +20,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.passed:
         return
     verdict = {"passed": "passed", "failed": "failed"}.get(report.outcome, "skipped")
-    detail = str(report.longrepr)[-DETAIL_LENGTH_MAX:] if report.failed else ""
+    detail = "" if report.passed else str(report.longrepr)[-DETAIL_LENGTH_MAX:]
     with Path(os.environ["OUTCOMES_REPORT"]).open("a") as out:
         out.write(json.dumps({"test": report.nodeid, "verdict": verdict, "detail": detail}) + "\n")
 
