@@ -16,6 +16,7 @@ from pooler.relay.keeping import unpin
 from pooler.relay.leaving import end_transaction
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
 from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_owed, refuse_unsent
+from pooler.relay.regaining import RESETS, regain
 from pooler.relay.requests import HELD_BACK, pass_requests
 from pooler.wire.messages import Fault, error_response
 from pooler.wire.parameters import ParameterSet
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
 
 RECV_BYTES = 65_536
-
 IDLE = 0x49
-
 QUEUED = TicketState.QUEUED
 
 
@@ -318,6 +317,8 @@ class ClientConn:
             return
         self.pool.transaction_counted(now - server.started_at)
         server.started_at = now
+        if server.residue & RESETS:
+            regain(server, self)
 
     def detached(self, now: float) -> None:
         """The session was taken back after a transaction."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from pooler.wire.messages import Fault, error_response, notice_response
+from pooler.wire.messages import Fault, error_response, notice_response, parameter_status
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
     from pooler.relay.server import ServerConn
+    from pooler.wire.parameters import ParameterSet
 
 
 def pin(client: ClientConn, server: ServerConn) -> None:
@@ -38,6 +39,13 @@ def refuse_to_pin(client: ClientConn) -> None:
         "FATAL", "53400", f"{limit} clients keep a session of their own already (max_pinned)",
         hint="Session state lasts beyond a transaction here only while a session can be kept for it.")))
     client.left()
+
+
+def tell_news(client: ClientConn, before: ParameterSet) -> None:
+    """What it was last told of its parameters was `before`: say what is otherwise now."""
+    for name, value in client.parameters.items():
+        if before.get(name) != value:
+            client.deliver(parameter_status(name, value))
 
 
 def warn(client: ClientConn, text: str) -> None:

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from pooler.relay.answers import IDLE
-from pooler.relay.keeping import pin, refuse_to_pin, warn, warn_of
+from pooler.relay.keeping import pin, refuse_to_pin, tell_news, warn, warn_of
 from pooler.wire.session_state import STATE_MASK, Residue, is_undoable, kinds
 from pooler.wire.state_question import question, read_answer
 
@@ -137,7 +137,10 @@ def _take_along(server: ServerConn, client: Any, rows: list[list[bytes | None]])
         warn(client, f"settings of more than {SETTINGS_BYTES_MAX} bytes together are not kept")
         return found.residue
     server.parameters = known
-    client.parameters = known.again(client.started, server.fresh) if left & _RESETS else known
+    before, client.parameters = client.parameters, known
+    if left & _RESETS:
+        client.parameters = known.again(client.started, server.fresh, found.settings)
+        tell_news(client, before)
     if server.pool.state_rule == "pin":
         server.residue = found.residue | left & _RENEW
         return server.residue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pooler.relay import owed as o
 from pooler.wire.prepared import ALL, OUTDATED_PLAN, OWN_NAME, UNSURE
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pooler.relay.served import Served
     from pooler.relay.server import ServerConn
 
-_LOOK = int(Residue.LOOK)
+_LOOK, _RESETS = int(Residue.LOOK), int(Residue.RESETS)
+_DEFAULT: Final = re.compile(rb"\bdefault\b", re.IGNORECASE).search  # SET … TO DEFAULT is a RESET
 
 
 def errored(server: ServerConn, message: bytes) -> None:
@@ -80,6 +81,8 @@ def tagged(server: ServerConn, tag: bytes) -> None:
         server.residue |= _LOOK
     if tag != b"SET" or not _is_local(server):
         server.residue |= residue_of_tag(tag)
+        if tag == b"SET" and server.client is not None and _DEFAULT(server.client.last_sent) is not None:
+            server.residue |= _RESETS
     if tag in FORGETTING_TAGS:
         server.statements.clear()
         server.statements.unnamed = UNSURE

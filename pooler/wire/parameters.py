@@ -12,7 +12,7 @@ Parameters that are not tracked and that a client gave at its start, or has set 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 TRACKED_ALWAYS: Final = (
@@ -27,6 +27,7 @@ TRACKED_ALWAYS: Final = (
 NOT_PARAMETERS: Final = frozenset({b"user", b"database", b"replication", b"options"})
 OWN_APPLICATION: Final = b"pooler"
 SETS_KEPT_MAX: Final = 10_000
+SETS_KEPT_BYTES_MAX: Final = 8 << 20  # of their values
 
 # SET takes these as one literal; of a list such as search_path it would make one name with commas in it
 _PLAIN = frozenset(TRACKED_ALWAYS) - {b"search_path"}
@@ -73,7 +74,7 @@ class TrackedParameters:
     `extra` are the names of `track_extra_parameters`. Raises ValueError for what is not a parameter's name.
     """
 
-    __slots__ = ("_index", "_sets", "empty", "names")
+    __slots__ = ("_index", "_kept_bytes", "_sets", "empty", "names")
 
     def __init__(self, extra: Iterable[str] = ()) -> None:
         names = list(TRACKED_ALWAYS)
@@ -88,6 +89,7 @@ class TrackedParameters:
             name: at for at, name in enumerate(names)
         }
         self._sets: dict[tuple[tuple[bytes | None, ...], int, Extra], ParameterSet] = {}
+        self._kept_bytes = 0
         self.empty = self.intern((None,) * len(names), 0, ())
 
     def index(self, name: bytes) -> int | None:
@@ -96,13 +98,16 @@ class TrackedParameters:
         return self._index.get(name.lower()) if at is None else at
 
     def intern(self, values: tuple[bytes | None, ...], told: int, extra: Extra) -> ParameterSet:
-        """The one set of these values. Beyond SETS_KEPT_MAX two equal ones may be made: slower, not wrong."""
+        """The one set of these values. Beyond SETS_KEPT_MAX, or SETS_KEPT_BYTES_MAX, two equal ones may be
+        made: slower, not wrong."""
         key = (values, told, extra)
         known = self._sets.get(key)
         if known is None:
-            if len(self._sets) >= SETS_KEPT_MAX:
+            if len(self._sets) >= SETS_KEPT_MAX or self._kept_bytes >= SETS_KEPT_BYTES_MAX:
                 self._sets.clear()
+                self._kept_bytes = 0
             known = self._sets[key] = ParameterSet(self, values, told, extra)
+            self._kept_bytes += known.size_bytes + sum(len(value) for value in values if value is not None)
         return known
 
     def from_statuses(self, statuses: Iterable[tuple[bytes, bytes]]) -> ParameterSet:
@@ -217,12 +222,15 @@ class ParameterSet:
         extra = {name.lower(): value for name, value in found.items() if self._tracked.index(name) is None}
         return self._tracked.intern(values, self.told, tuple(sorted(extra.items())))
 
-    def again(self, started: ParameterSet, fresh: ParameterSet) -> ParameterSet:
+    def again(
+        self, started: ParameterSet, fresh: ParameterSet, found: Collection[bytes] = ()
+    ) -> ParameterSet:
         """After a RESET: what went back to the session's `fresh` value has, to its client, the value that it
-        `started` with."""
+        `started` with. `found`: what is set on the session all the same."""
         values = tuple(
-            first if mine == default and first != default else mine
-            for mine, first, default in zip(self.values, started.values, fresh.values, strict=True))
+            first if mine == default and first != default and name not in found else mine
+            for name, mine, first, default in zip(
+                self._tracked.names, self.values, started.values, fresh.values, strict=True))
         return self._tracked.intern(
             values, self.told, tuple(sorted((dict(started.extra) | dict(self.extra)).items())))
 

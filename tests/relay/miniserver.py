@@ -28,6 +28,7 @@ class MiniServer:
     statements: dict[str, str] = field(default_factory=dict)
     portals: dict[str, str] = field(default_factory=dict)
     settings: dict[bytes, bytes] = field(default_factory=lambda: dict(PARAMETERS))
+    set_here: set[bytes] = field(default_factory=set)  # by this session, to whatever value
     locks: int = 0
     ran: list[str] = field(default_factory=list)
     ended: bool = False
@@ -305,17 +306,23 @@ class MiniServer:
         if value == "bogus":
             raise Failed("22023", f'invalid value for parameter "{name}": "{value}"')
         self.settings[name.encode()] = value.encode()
+        self.set_here.add(name.encode())
         self._tag("SET")
 
     def _set_config(self, name: str, value: str) -> None:
         self.settings[name.encode()] = value.encode()
+        self.set_here.add(name.encode())
         self._select(value)
 
-    def _reset(self, name: str) -> None:
+    def _reset(self, name: str, tag: str = "RESET") -> None:
         self.settings.pop(name.encode(), None)
+        self.set_here.discard(name.encode())
         if name.encode() in PARAMETERS:
             self.settings[name.encode()] = PARAMETERS[name.encode()]
-        self._tag("RESET")
+        self._tag(tag)
+
+    def _default(self, name: str) -> None:
+        self._reset(name, "SET")
 
     def _show(self, name: str) -> None:
         self._select(self.settings.get(name.encode(), b"").decode())
@@ -332,6 +339,7 @@ class MiniServer:
             self.statements.clear()
         if what in ("DISCARD ALL", "RESET ALL"):
             self.settings = dict(PARAMETERS)
+            self.set_here.clear()
         if what in ("DISCARD ALL", "SELECT PG_CATALOG.PG_ADVISORY_UNLOCK_ALL()"):
             self.locks = 0
         self._tag(what if not what.startswith("SELECT") else "SELECT 1")
@@ -340,7 +348,7 @@ class MiniServer:
         """What is set on this session (see pooler.wire.state_question)."""
         if self.refuses_question:
             raise Failed("57014", "canceling statement due to statement timeout")
-        found = [(name, value) for name, value in self.settings.items() if PARAMETERS.get(name) != value]
+        found = [(name, self.settings[name]) for name in sorted(self.set_here)]
         for name, value in found:
             self._out += row(name, value)
         advisory = int(Residue.ADVISORY)
@@ -381,5 +389,6 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"select (\S+)", MiniServer._select),
     (r"SET (\w+)\s*=\s*'?([^']*)'?", MiniServer._set),
     (r"RESET (\w+)", MiniServer._reset),
+    (r"SET (\w+) TO DEFAULT", MiniServer._default),
     (r"show (\w+)", MiniServer._show),
 )

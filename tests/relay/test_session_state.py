@@ -6,6 +6,7 @@ import pytest
 
 from pooler.demo.client import SYNC, query
 from tests.relay.scripts import COPY_DONE, copy_data, group
+from tests.relay.words import PARAMETERS
 from tests.relay.world import world
 
 
@@ -172,14 +173,61 @@ def test_settings_that_cannot_be_read_are_undone_and_the_client_is_told() -> Non
         assert w.say(w.client(), query("show work_mem")) == "T D: C:SELECT 1 Z:I"
 
 
-def test_after_a_reset_a_client_has_what_it_started_with() -> None:
-    with world() as w:
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_after_a_reset_a_client_has_what_it_started_with(mode: str) -> None:
+    with world(mode=mode) as w:
         client = w.client(work_mem="7", TimeZone="Asia/Tokyo")
         w.say(client, query("SET work_mem='1'"))
         w.say(client, query("SET TimeZone='Europe/Rome'"))
-        assert w.say(client, query("DISCARD ALL")).endswith("Z:I")
+        assert "Z:I" in w.say(client, query("DISCARD ALL"))
         assert w.say(client, query("show work_mem")).startswith("T D:7 ")
         assert w.say(client, query("show TimeZone")).startswith("T D:Asia/Tokyo ")
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+@pytest.mark.parametrize("undo", ["RESET TimeZone", "SET TimeZone TO DEFAULT"])
+def test_a_parameter_that_is_reset_is_as_at_the_start_and_the_client_is_told_so(mode: str, undo: str) -> None:
+    with world(mode=mode) as w:
+        client = w.client(TimeZone="Asia/Tokyo", statement_timeout="5")
+        w.say(client, query("SET TimeZone='Europe/Rome'"))
+        w.say(client, query("SET statement_timeout='6'"))
+        client.take()
+        w.send(client, query(undo))
+        w.settle()
+        said = [message.body for message in client.take() if message.type == "S"]
+        assert said[-1] == b"TimeZone\0Asia/Tokyo\0"
+        assert w.say(client, query("show TimeZone")).startswith("T D:Asia/Tokyo ")
+        assert w.say(client, query("show statement_timeout")).startswith("T D:6 "), "it was not reset"
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_a_reset_of_one_parameter_leaves_another_that_was_set_to_the_servers_own_value(mode: str) -> None:
+    with world(mode=mode) as w:
+        client = w.client(TimeZone="Asia/Tokyo")
+        own = PARAMETERS[b"TimeZone"].decode()
+        w.say(client, query(f"SET TimeZone='{own}'"))
+        w.say(client, query("RESET work_mem"))
+        assert w.say(client, query("show TimeZone")).startswith(f"T D:{own} ")
+
+
+def test_a_client_with_a_session_of_its_own_that_started_with_nothing_is_asked_nothing_without_a_reset() -> None:
+    with world(mode="session") as w:
+        client = w.client()
+        w.say(client, query("SET work_mem='1'"))
+        assert w.sessions[0].mini.ran[-1] == "SET work_mem='1'"
+
+
+def test_what_comes_behind_a_reset_waits_until_the_start_is_there_again() -> None:
+    with world(mode="session") as w:
+        client = w.client(TimeZone="Asia/Tokyo")
+        w.say(client, query("RESET TimeZone"))
+        w.send(client, query("RESET TimeZone"))
+        w._push(client)
+        w.reactor._turn()
+        w.sessions[0].move(w.chop)
+        w.reactor._turn()
+        assert w.sessions[0].conn.own, "the session is being asked"
+        assert w.say(client, query("show TimeZone")).endswith("T D:Asia/Tokyo C:SELECT 1 Z:I")
 
 
 def test_a_pinned_client_keeps_its_session_until_its_state_is_gone() -> None:
