@@ -13,11 +13,11 @@ from tests.suites.outcomes import Difference, Run, differences
 from tests.suites.psycopg2 import Psycopg2
 from tests.suites.rig import Pool
 from tests.suites.run import Plan, Suite, measure
-from tests.suites.sqlalchemy import SqlAlchemy
+from tests.suites.sqlalchemy import EVERYTHING, SqlAlchemy
 
 _ALL: Final[tuple[Suite, ...]] = (
     Asyncpg(), Psycopg2(), SqlAlchemy("psycopg"), SqlAlchemy("psycopg_async"), SqlAlchemy("asyncpg"),
-    SqlAlchemy("psycopg2"), SqlAlchemy("pg8000"),
+    SqlAlchemy("psycopg2"), SqlAlchemy("pg8000"), SqlAlchemy("psycopg", EVERYTHING),
 )
 SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
 POOLS: Final[tuple[Pool, ...]] = ("direct", "session", "transaction")

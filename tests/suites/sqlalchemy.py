@@ -1,4 +1,4 @@
-"""SQLAlchemy's own tests of what depends on a database, with one of its PostgreSQL drivers."""
+"""SQLAlchemy's own tests of its PostgreSQL dialect, with one of its drivers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests.suites.with_pytest import PYTEST, run_pytest
 
 Driver = Literal["psycopg", "psycopg_async", "asyncpg", "psycopg2", "pg8000"]
 MARKS = "backend and not memory_intensive and not timing_intensive"
+DIALECT = ("test/dialect/postgresql", "test/dialect/test_suite.py")
+EVERYTHING = ("test",)  # whatever depends on a database: seven times as much, of half an hour or more
 SCHEMAS = ("test_schema", "test_schema_2")
 
 
@@ -23,13 +25,14 @@ class SqlAlchemy:
     """As its README says: an empty database, two schemas and two extensions. All drivers share a source."""
 
     driver: Driver
+    tests: tuple[str, ...] = DIALECT
     postgres: Mapping[str, str] = field(default_factory=lambda: {
         "max_prepared_transactions": "10", "max_locks_per_transaction": "256"})
     pooler: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"sqlalchemy-{self.driver}"
+        return f"sqlalchemy-{self.driver}{'-all' if self.tests == EVERYTHING else ''}"
 
     def prepare(self, home: Path) -> str:
         shared = home.parent / "sqlalchemy"
@@ -49,6 +52,6 @@ class SqlAlchemy:
         shared = home.parent / "sqlalchemy"
         url = where.url.replace("postgresql:", f"postgresql+{self.driver}:", 1)
         return run_pytest(
-            shared / "venv" / "bin" / "python", shared / "source", out, only=only, seconds_max=3000,
+            shared / "venv" / "bin" / "python", shared / "source", out, only=only, seconds_max=7200,
             env={"PYTHONNOUSERSITE": "1", "SQLALCHEMY_WARN_20": "1"},
-            arguments=["--dburi", url, "-m", MARKS, "--maxfail=100000", "test"])
+            arguments=["--dburi", url, "-m", MARKS, "--maxfail=100000", *self.tests])
