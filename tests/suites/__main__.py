@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from pooler.demo.process import PartFailed
 from tests.suites.asyncpg import Asyncpg
@@ -26,6 +27,7 @@ POOLS: Final[tuple[Pool, ...]] = ("direct", "session", "transaction")
 def main(words: Sequence[str] | None = None) -> int:
     """Exit 1 when a test passes straight at the server and not through the pooler, 2 when a part failed."""
     arguments = _parser().parse_args(words)
+    signal.signal(signal.SIGTERM, _end)
     plan = Plan(SUITES[arguments.name], arguments.postgres, arguments.only)
     pools: Sequence[Pool] = arguments.pool or ("session",)
     try:
@@ -36,6 +38,11 @@ def main(words: Sequence[str] | None = None) -> int:
     lost = [_report(pool, runs["direct"], run, detail=arguments.detail)
             for pool, run in runs.items() if pool != "direct"]
     return 1 if any(lost) else 0
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """What was started is ended on the way out."""
+    raise SystemExit(128 + number)
 
 
 def _report(pool: Pool, direct: Run, pooled: Run, *, detail: bool) -> int:
