@@ -13,6 +13,7 @@ import socket
 import sys
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -95,6 +96,7 @@ class Worker:
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
+        self.parts.next_number = lambda: self.registry.numbers.reserve(self.permits.ordinal)
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
         self.commands = Commands(self.registry, Standing(run_dir), self._take_settings)
         self.leaving = Leaving(self.registry, self.commands)
@@ -106,6 +108,7 @@ class Worker:
         self.figures.logins_open = lambda: sum(acceptor.in_flight for acceptor in self.acceptors)
         self.figures.refusals = lambda: self.entrance.refusals
         self.figures.clients_of_host = self.count.total_alive
+        self.figures.listening = lambda: chain.from_iterable(each.listening for each in self.acceptors)
         self.stopping = trio.Event()
         self.authority = Authority(self.registry, _mock_key(run_dir))
         self.holder.registry = self.registry
@@ -158,6 +161,8 @@ class Worker:
             now = monotonic()
             if ticks % STATS_TICKS == 0:
                 self.figures.end_period()
+            if self.registry.suspended:
+                continue  # nobody is late for what may not move
             sweep_followed(self.registry)
             for key, pool in list(self.registry.pools.items()):
                 janitor.end_late_waits(pool, now)
@@ -215,12 +220,14 @@ class Worker:
     async def drain(self, args: Args) -> Args:
         """Take no new client and let those here finish."""
         log.info(Event.WORKER_DRAINING, index=self.spec["index"])
+        self.commands.wake()
         self.shut_doors()
         await drain_clients(self.registry, self.figures.logins_open, args.get("timeout_seconds") or 0.0)
         return {"clients": len(self.registry.clients) + len(self.registry.replications)}
 
     async def stop(self, args: Args) -> Args:
         """Close every session with proof and end."""
+        self.commands.wake()
         self.stopping.set()
         return {}
 

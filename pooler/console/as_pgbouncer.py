@@ -9,7 +9,7 @@ import re
 from importlib.metadata import version
 from typing import Final
 
-from pooler.console.commands import NOT_SERVED, Act, Command, Unknown, parse_commands
+from pooler.console.commands import Act, Answer, Command, Nothing, Unknown, parse_commands
 from pooler.console.desk import Refused
 from pooler.console.manner import Manner
 from pooler.console.tables import COLUMNS, Rows, columns_for
@@ -24,14 +24,20 @@ GREETED: Final = (
 )  # fmt: skip
 PROTOCOL_VIOLATION: Final = "08P01"  # the code of all its refusals but one
 CONFIG_FILE_ERROR: Final = "F0000"
-NOT_SUPPORTED: Final = "0A000"
 _OURS: Final = frozenset({"tenant", "class", "service", "worker", "permit", "epoch", "source"})
 _OWN_ITEMS: Final = frozenset({"ledger", "workers"})
+_FIXED: Final = {  # what it says a session has, and that a SET of it is ignored
+    "client_encoding": "UTF-8", "datestyle": "ISO", "default_transaction_isolation": "read committed",
+    "standard_conforming_strings": "on", "timezone": "GMT",
+}  # fmt: skip
+_NEEDS_DATABASE: Final = re.compile(r"\s*(?:disable|enable)[\s;]*", re.IGNORECASE)
+_SET_KEY: Final = re.compile(r"\s*set\s+(?:session\s+|local\s+)?(\w+)", re.IGNORECASE)
 _HELP: Final = """\
 Console usage
+
 \tSHOW HELP|CONFIG|DATABASES|POOLS|CLIENTS|SERVERS|USERS|VERSION
 \tSHOW PEERS|PEER_POOLS
-\tSHOW SOCKETS|ACTIVE_SOCKETS|LISTS|MEM|STATE
+\tSHOW FDS|SOCKETS|ACTIVE_SOCKETS|LISTS|MEM|STATE
 \tSHOW DNS_HOSTS|DNS_ZONES
 \tSHOW STATS|STATS_TOTALS|STATS_AVERAGES|TOTALS
 \tSET key = arg
@@ -43,6 +49,7 @@ Console usage
 \tRECONNECT [<db>]
 \tKILL [<db>]
 \tKILL_CLIENT <client_id>
+\tSUSPEND
 \tSHUTDOWN
 \tSHUTDOWN WAIT_FOR_SERVERS|WAIT_FOR_CLIENTS
 \tWAIT_CLOSE [<db>]"""
@@ -56,20 +63,29 @@ def columns(item: str, rows: Rows) -> tuple[Column, ...]:
 
 
 def parse(text: str) -> list[Command]:
-    """What cannot be understood is refused in PgBouncer's words, with the whole text; what PgBouncer has and
-    this has not, in ours."""
-    found = parse_commands(text, version=VERSION)
-    return [Unknown(_invalid(text), "", PROTOCOL_VIOLATION)
-            if isinstance(each, Unknown) and each.hint not in NOT_SERVED.values() else each
-            for each in found] or [Unknown(_invalid(text), "", PROTOCOL_VIOLATION)]
+    """What cannot be understood is refused in PgBouncer's words, with the whole text."""
+    if _NEEDS_DATABASE.fullmatch(text):
+        return [Unknown("a database is required", "", PROTOCOL_VIOLATION)]
+    found = [_as_said(each, text) for each in parse_commands(text, version=VERSION)]
+    return found or [Unknown(_invalid(text), "", PROTOCOL_VIOLATION)]
+
+
+def _as_said(command: Command, text: str) -> Command:
+    if isinstance(command, Unknown):
+        return Unknown(_invalid(text), "", PROTOCOL_VIOLATION)
+    if isinstance(command, Answer) and command.column in _FIXED and command.tag == "SHOW":
+        return Answer(command.column, _FIXED[command.column], command.tag)
+    if command == Nothing("SET"):
+        named = _SET_KEY.match(text)
+        if named is not None and named[1].lower() in _FIXED:
+            return Nothing("SET", notice="SET ignored")
+    return command
 
 
 def reworded(command: Command, error: PoolerError) -> PoolerError:
     """PgBouncer's text where it has one, and its code always."""
     name = command.name if isinstance(command, Act) else ""
     code = getattr(error, "code", error.sqlstate)
-    if code == NOT_SUPPORTED:
-        return error
     if name == "reload" and code == CONFIG_FILE_ERROR:
         return Refused("RELOAD failed, see logs for additional details", code=CONFIG_FILE_ERROR)
     if code == "42501":

@@ -15,8 +15,8 @@ from typing import Final
 TEXT_BYTES_MAX: Final = 65_536
 
 SHOW_ITEMS: Final = (
-    "active_sockets", "clients", "config", "databases", "dns_hosts", "dns_zones", "help", "ledger", "lists",
-    "mem", "peers", "peer_pools", "pools", "servers", "sockets", "state", "stats", "stats_averages",
+    "active_sockets", "clients", "config", "databases", "dns_hosts", "dns_zones", "fds", "help", "ledger",
+    "lists", "mem", "peers", "peer_pools", "pools", "servers", "sockets", "state", "stats", "stats_averages",
     "stats_totals", "totals", "users", "version", "workers",
 )  # fmt: skip
 
@@ -31,10 +31,7 @@ DATABASE_COMMANDS: Final = {  # verb: what stands after it
     "enable": _NEEDED,
     "kill_client": _NEEDED,
     "reload": _NONE,
-}
-NOT_SERVED: Final = {  # PgBouncer's verb: what there is instead
-    "suspend": "To replace running workers without a pause: pooler fleet restart --rolling. "
-               "To stop the granting of sessions: PAUSE.",
+    "suspend": _NONE,
 }
 SHUTDOWN_MODES: Final = ("wait_for_servers", "wait_for_clients")
 VERBS: Final = ("show", *DATABASE_COMMANDS, "shutdown", "set")
@@ -92,6 +89,7 @@ class Nothing:
 
     tag: str
     opens: bool | None = None
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +165,6 @@ def _command(words: list[_Word], version: str) -> Command:
         return _shutdown(rest)
     if verb in DATABASE_COMMANDS:
         return _act(verb, rest)
-    if verb in NOT_SERVED:
-        return Unknown(f"{verb.upper()} is not supported", NOT_SERVED[verb], "0A000")
     if verb in _BLOCK_VERBS:
         return Nothing(_BLOCK_TAGS.get(verb, verb.upper()), opens=_BLOCK_VERBS[verb])
     if verb in _SILENT_VERBS:
@@ -253,9 +249,10 @@ def _shown(word: _Word) -> str:
 
 
 def help_text() -> str:
-    """What SHOW HELP says."""
+    """What SHOW HELP says: a heading, and a line for each command."""
     shows = "|".join(item.upper() for item in SHOW_ITEMS)
-    lines = [f"SHOW {shows}", "SHOW POOLS|STATS|... WORKERS: a row for each worker", "SET key = value"]
+    lines = ["Console usage", f"SHOW {shows}", "SHOW POOLS|STATS|... WORKERS: a row for each worker",
+             "SET key = value"]
     lines += [f"{verb.upper()} {takes}".rstrip() for verb, takes in DATABASE_COMMANDS.items()]
     lines.append("SHUTDOWN [" + "|".join(mode.upper() for mode in SHUTDOWN_MODES) + "]")
     return "\n".join(lines)

@@ -130,7 +130,7 @@ class Desk:
         if isinstance(command, Nothing):
             if command.opens is not None:
                 self.in_block = command.opens
-            return Result(command.tag)
+            return Result(command.tag, notices=(command.notice,) if command.notice else ())
         raise Refused(command.text, code=command.sqlstate, hint=command.hint)
 
     async def _show(self, show: Show) -> Result:
@@ -140,6 +140,8 @@ class Desk:
             return self._table("version", [{"version": self.manner.version}])
         if show.item in SOCKETS:
             return self._table(show.item, await self._sockets(only_active=show.item == "active_sockets"))
+        if show.item == "fds" and not self._who.is_admin:
+            raise Refused(f'user "{self._who.name}" may not see descriptors', code="42501")
         per_worker = show.argument is not None and show.argument.lower() == PER_WORKER
         rows = await self._fleet.show(show.item, None if per_worker else show.argument)
         if show.item == "ledger" and show.argument is not None:

@@ -201,7 +201,9 @@ class Dialogue:
     # ---- answers
 
     def _notify(self, result: Result) -> None:
-        self._out += [messages.notice_response(Fault("NOTICE", "00000", text)) for text in result.notices]
+        for text in result.notices:
+            head, _, detail = text.partition("\n")
+            self._out.append(messages.notice_response(Fault("NOTICE", "00000", head, detail)))
 
     def _fault(self, error: PoolerError) -> None:
         code = getattr(error, "code", error.sqlstate)

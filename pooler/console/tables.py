@@ -58,6 +58,8 @@ _SPECS: Final = {
     "users": "name:t pool_size:t reserve_pool_size:t pool_mode:t max_user_connections:i "
     "current_connections:i max_user_client_connections:i current_client_connections:i",
     "mem": "name:t size:i used:i free:i memtotal:i",
+    "fds": "fd:i task:t user:t database:t addr:t port:i cancel:l link:i client_encoding:t std_strings:t "
+    "datestyle:t timezone:t password:t scram_client_key:t scram_server_key:t worker:t",
     "dns_hosts": "hostname:t ttl:l addrs:t",
     "dns_zones": "zonename:t serial:l count:i",
     "version": "version:t",

@@ -130,7 +130,7 @@ SETTINGS: Final[tuple[Known, ...]] = (
     Known("so_reuseport", "flag", "0", reloadable=False, why="fleet.workers says how many processes"),
     Known("stats_period", "whole", "60", why="averages are over 60 s"),
     Known("stats_users", "words", "", ours="admin.stats_users"),
-    _pool("suspend_timeout", "time", "10", "SUSPEND is not served"),
+    _pool("suspend_timeout", "time", "10", "SUSPEND has nothing to write first: it holds at once"),
     Known("syslog", "flag", "0", why="the log goes to stderr: let the service manager pass it on"),
     Known("syslog_facility", "text", "daemon", why="see syslog"),
     Known("syslog_ident", "text", "pgbouncer", why="see syslog"),

@@ -68,6 +68,11 @@ class Acceptor:
         self.in_flight = 0
         self.shortages = 0  # how often descriptors or memory ran out
 
+    @property
+    def listening(self) -> list[socket.socket]:
+        """The sockets it listens on still."""
+        return [each for each in self._listeners if each.fileno() >= 0]
+
     async def run(self) -> None:
         """Accept until stop(), then wait for what is in flight. Cancelled: that is cancelled too."""
         try:

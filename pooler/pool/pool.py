@@ -66,8 +66,9 @@ class Parts:
     parameters_of: Callable[[dict[bytes, bytes]], ParameterSet]
     client_closed: Callable[[ClientConn], None]
     server_tls: ServerTls | None = None
+    next_number: Callable[[], int] = int
     tickets: int = 0
-    servers: set[ServerConn] = field(default_factory=set)
+    servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each
 
 
@@ -219,7 +220,7 @@ class Pool:
         server.generation = self.core.generation
         if parts.table is not None:
             server.row = parts.table.take(self.plan.ledger, opened.permit, opened.pid)
-        parts.servers.add(server)
+        parts.servers[server] = parts.next_number()
         parts.reactor.add(server.fd, server.on_event)
         self.sessions_opened += 1
         log.info(Event.SESSION_OPENED, database=self.plan.name, user=self.plan.user,
@@ -271,7 +272,7 @@ class Pool:
 
     def _forget(self, server: ServerConn) -> None:
         self.sessions_closed += 1
-        self.parts.servers.discard(server)
+        self.parts.servers.pop(server, None)
         self.parts.server_forgotten.set()
         self.parts.server_forgotten = trio.Event()
         if server.row is not None:

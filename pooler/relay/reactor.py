@@ -38,6 +38,7 @@ class Reactor:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._in_batch = False
         self._ends: list[Callable[[], None]] = []
+        self._held: trio.Event | None = None
         self.turns = 0
         self.faults = 0
 
@@ -62,13 +63,27 @@ class Reactor:
         else:
             call()
 
+    def hold(self) -> None:
+        """Call no handler until release(): what peers send stays with the kernel."""
+        if self._held is None:
+            self._held = trio.Event()
+
+    def release(self) -> None:
+        """Go on; nothing if it is not held."""
+        if self._held is not None:
+            self._held.set()
+            self._held = None
+
     async def run(self) -> None:
         """Serve until cancelled."""
         fileno = self._epoll.fileno()
         try:
             while True:
+                if self._held is not None:
+                    await self._held.wait()
                 await trio.lowlevel.wait_readable(fileno)
-                self._turn()
+                if self._held is None:
+                    self._turn()
         finally:
             self._epoll.close()
 

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
 
+from pooler.console.as_pgbouncer import PROTOCOL_VIOLATION
+from pooler.console.desk import Refused
+from pooler.console.pgbouncer_state import CONSOLE, State, why_not
 from pooler.console.session import CommandResult, Interrupt
 from pooler.console.session import FleetView as View
+from pooler.errors import PoolerError
 from pooler.observe.rows import clock_text
-from pooler.serve.registry import Registry
+from pooler.serve.registry import EVERY, Registry
 from pooler.settings_models import ANY_DATABASE
 
-CONSOLE: Final = "pgbouncer"
 CONSOLE_POOL_SIZE: Final = 2
 UNLIMITED_PERMITS: Final = 10_000  # what a drop-in sets where the ini sets no limit
 FIRST_LINK_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.02
+LEAVE_SECONDS: Final = 5.0
 Row = dict[str, Any]
 
 
@@ -32,6 +37,7 @@ class PgBouncerView:
     def __init__(self, view: View, registry: Registry) -> None:
         self._view = view
         self._registry = registry
+        self._suspends = False
 
     async def command(self, name: str, args: dict[str, Any]) -> CommandResult:
         """As the fleet's; what is said in the first moments waits until the workers can be told."""
@@ -39,7 +45,28 @@ class PgBouncerView:
         with trio.move_on_after(FIRST_LINK_SECONDS):
             while not permits.statistics().linked:  # noqa: ASYNC110 - as the next line says
                 await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - the link tells nobody that it is up
+        refused = self._why_not(name, args.get("database"))
+        if refused:
+            raise Refused(refused, code=PROTOCOL_VIOLATION)
+        self._suspends = name == "suspend" or (self._suspends and name != "resume")
         return await self._view.command(name, args)
+
+    async def leave(self) -> None:
+        """The console goes: what it suspended moves again, for nobody may be able to say so any more."""
+        if self._suspends and self._registry.suspended:
+            with trio.move_on_after(LEAVE_SECONDS, shield=True), suppress(PoolerError):
+                await self._view.command("resume", {})
+
+    def _why_not(self, name: str, database: str | None) -> str:
+        registry = self._registry
+        if name == "resume" and database is not None and database != CONSOLE and not self._exists(database):
+            return f"no such database: {database}"
+        named = registry.paused - {EVERY}
+        halted = registry.suspended or EVERY in registry.paused
+        return why_not(name, database, State(named, halted=halted, leaving=registry.leaving))
+
+    def _exists(self, name: str) -> bool:
+        return name in self._registry.settings.databases or any(self._registry.by_name(name))
 
     async def show(self, item: str, argument: str | None) -> list[Row]:
         """As the fleet's, and what PgBouncer has besides."""

@@ -10,7 +10,7 @@ import structlog
 from coordinator.link import LinkRefused
 from pooler.errors import UsageFault
 from pooler.observe.events import Event
-from pooler.serve.registry import Registry
+from pooler.serve.registry import EVERY, Registry
 from pooler.serve.runtime_settings import with_setting
 from pooler.serve.standing import Standing, Stands
 from pooler.settings import Settings
@@ -37,6 +37,7 @@ class Commands:
         self._actions = {
             "pause": self._pause, "resume": self._resume, "disable": self._disable, "enable": self._enable,
             "reconnect": self._reconnect, "kill": self._kill, "wait_close": self._wait_close,
+            "suspend": self._suspend,
         }
         self._special = {"kill_client": self._kill_client, "set": self._set}
 
@@ -70,7 +71,7 @@ class Commands:
         self._registry.disabled |= stands.disabled
         self._registry.paused |= stands.paused
         for name in stands.paused:
-            for pool in self._registry.by_name(name):
+            for pool in self._registry.by_name(name if name != EVERY else None):
                 pool.pause()
         for key, value in stands.settings.items():
             try:
@@ -95,8 +96,26 @@ class Commands:
         registry = self._registry
         registry.paused -= {database} if database is not None else set(registry.paused)
         self._keep()
+        if database is None:
+            self.wake()
+        if registry.suspended or EVERY in registry.paused:
+            return  # one database does not go on by itself
         for pool in registry.by_name(database):
             pool.resume()
+
+    async def _suspend(self, database: str | None) -> None:
+        """Nothing is granted, and no byte passes: what clients and servers send stays with the kernel."""
+        self._registry.suspended = True
+        for pool in self._registry.by_name(None):
+            pool.pause()
+        self._registry.parts.reactor.hold()
+
+    def wake(self) -> None:
+        """What was suspended moves again; what is paused stays so."""
+        registry = self._registry
+        if registry.suspended:
+            registry.suspended = False
+            registry.parts.reactor.release()
 
     async def _disable(self, database: str | None) -> None:
         if database is None:
@@ -156,7 +175,7 @@ class Commands:
 
     def _mark_paused(self, database: str | None) -> None:
         registry = self._registry
-        registry.paused |= {database} if database is not None else set(registry.settings.databases)
+        registry.paused |= {database} if database is not None else {EVERY}
         self._keep()
         for pool in registry.by_name(database):
             pool.pause()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,7 +21,8 @@ from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
 from pooler.serve import replication_rows
 from pooler.serve.config_rows import config_rows
-from pooler.serve.registry import Registry
+from pooler.serve.descriptors import descriptor_rows
+from pooler.serve.registry import EVERY, Registry
 from pooler.serve.stillness import ITEM as STILLNESS
 from pooler.serve.stillness import close_needed, stillness_rows
 from pooler.settings import Settings
@@ -49,6 +51,7 @@ class Figures:
         self.logins_open: Callable[[], int] = lambda: 0
         self.refusals: Callable[[], int] = lambda: 0
         self.clients_of_host: Callable[[], int] = lambda: 0
+        self.listening: Callable[[], Iterable[socket.socket]] = lambda: ()
 
     # ---- one snapshot
 
@@ -73,11 +76,13 @@ class Figures:
             permits_unknown=ledger.unknown_total)
 
     def state(self) -> str:
-        """active, paused or draining."""
+        """active, paused, suspended or draining."""
         registry = self._registry
-        if registry.draining:
-            return "draining"
-        return "paused" if registry.paused >= set(registry.settings.databases) else "active"
+        if registry.draining or registry.suspended:
+            return "draining" if registry.draining else "suspended"
+        each = not registry.settings.admin.as_pgbouncer and all(
+            map(registry.is_paused, registry.settings.databases))
+        return "paused" if each or EVERY in registry.paused else "active"
 
     def end_period(self) -> None:
         """Once a stats_period: what was done in it becomes the averages."""
@@ -100,7 +105,7 @@ class Figures:
         makers = {
             "clients": self._clients, "servers": self._servers, "databases": self._databases,
             "users": self._users, "lists": self._lists, "workers": self._worker,
-            "config": self._config, STILLNESS: self._stillness,
+            "config": self._config, STILLNESS: self._stillness, "fds": self._descriptors,
         }
         make = makers.get(what)
         return [] if make is None else list(make())
@@ -157,8 +162,8 @@ class Figures:
         yield from map(r.socket_row, replication_rows.client_rows(self._registry, _clock_us))
 
     def _servers(self) -> Iterable[r.Row]:
-        for server in self._registry.parts.servers:
-            yield r.socket_row(server_row(server))
+        for server, number in self._registry.parts.servers.items():
+            yield r.socket_row(server_row(server, number))
         yield from map(r.socket_row, replication_rows.server_rows(self._registry, _clock_us))
 
     def _databases(self) -> Iterable[r.Row]:
@@ -177,7 +182,7 @@ class Figures:
                 max_connections=int(view.policy.get("serverSessionPermits", 0)) if view is not None else 0,
                 current_connections=sum(pool.core.total for pool in pools),
                 current_client_connections=sum(len(pool.clients) for pool in pools),
-                paused=name in registry.paused, disabled=name in registry.disabled))
+                paused=registry.is_paused(name), disabled=name in registry.disabled))
 
     def _users(self) -> Iterable[r.Row]:
         users: dict[str, s.UserRow] = {}
@@ -196,6 +201,9 @@ class Figures:
 
     def _config(self) -> Iterable[r.Row]:
         return config_rows(self._registry.settings, self._registry.set_here)
+
+    def _descriptors(self) -> Iterable[r.Row]:
+        return descriptor_rows(self._registry, self.listening())
 
     def _stillness(self) -> Iterable[r.Row]:
         return stillness_rows(self._registry)
@@ -263,7 +271,7 @@ def client_row(pool: Pool, client: ClientConn, now: float, number: int) -> s.Cli
         id=number)
 
 
-def server_row(server: ServerConn) -> s.ServerRow:
+def server_row(server: ServerConn, number: int) -> s.ServerRow:
     """SHOW SERVERS."""
     plan = server.pool.plan
     host, _, port = server.opened.backend.address.rpartition(":")
@@ -277,7 +285,7 @@ def server_row(server: ServerConn) -> s.ServerRow:
         remote_pid=server.pid, tls="" if server.closing else tls_text(server.sock),
         prepared_statements=len(server.statements),
         application_name=(server.parameters.get(b"application_name") or b"").decode(errors="replace"),
-        permit=str(server.permit), epoch=server.epoch, id=id(server) & 0x7FFFFFFF)
+        permit=str(server.permit), epoch=server.epoch, id=number)
 
 
 def _name_of(name: Any) -> tuple[str, int]:

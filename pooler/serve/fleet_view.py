@@ -155,10 +155,12 @@ async def open_console(raw: RawSocket, asked: LoggedIn, registry: Registry, view
     interrupt = registry.consoles[key] = Interrupt(
         user, application_name=asked.parameters.get("application_name", ""),
         number=registry.numbers.reserve(registry.parts.permits.ordinal))
-    shown = PgBouncerView(view, registry) if settings.admin.as_pgbouncer else view
+    stand_in = PgBouncerView(view, registry) if settings.admin.as_pgbouncer else None
     try:
         await serve_console(
-            raw, user, shown, owed=asked.owed, leftover=asked.leftover, key=key, interrupt=interrupt,
-            manner=AS_PGBOUNCER if settings.admin.as_pgbouncer else OWN)
+            raw, user, stand_in or view, owed=asked.owed, leftover=asked.leftover, key=key,
+            interrupt=interrupt, manner=AS_PGBOUNCER if settings.admin.as_pgbouncer else OWN)
     finally:
         del registry.consoles[key]
+        if stand_in is not None:
+            await stand_in.leave()

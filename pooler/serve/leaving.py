@@ -40,6 +40,7 @@ class Leaving:
         if wait_for not in WAITS:
             raise LinkRefused("no_wait", f"wait_for must be one of {', '.join(WAITS)}")
         self._registry.leaving = True
+        self._commands.wake()
         for door in self.doors:
             door.stop()
         if wait_for == "moved":

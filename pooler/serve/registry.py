@@ -25,6 +25,8 @@ from pooler.settings import Settings
 from pooler.wire.auth import ServerSecret
 from pooler.wire.messages import is_utf8
 
+EVERY = ""  # among the names of what is paused: all there are, and all that come
+
 
 @dataclass(frozen=True, slots=True)
 class PoolKey:
@@ -56,6 +58,11 @@ class Registry:
     draining: bool = False  # no new clients; those whose login is under way are let in
     leaving: bool = False  # as draining, and clients stay as long as they like
     stopping: bool = False  # everybody goes
+    suspended: bool = False  # nothing moves until RESUME
+
+    def is_paused(self, name: str) -> bool:
+        """Whether a pool of this database may grant nothing."""
+        return self.suspended or name in self.paused or EVERY in self.paused
 
     def pool(
         self, name: str, user: str, service: str | None, secret: ServerSecret, *, forces_user: bool = True
@@ -76,7 +83,7 @@ class Registry:
         if pool is None:
             pool = self.pools[key] = Pool(self.parts, plan)
             pool.counted_as = (name, user)
-            pool.core.paused = name in self.paused
+            pool.core.paused = self.is_paused(name)
             view = self.parts.permits.ledgers.get(plan.ledger)
             if view is not None:
                 pool.ledger_changed(view)

@@ -184,7 +184,7 @@ async def seat(
     `open_session` raises. The client's socket is taken over only if it returns.
     """
     plan = plan_for(registry.settings, name, asked.user, asked.secret, service)
-    if name in registry.paused:
+    if registry.is_paused(name):
         raise NotServing(f'database "{name}" is paused')
     try:
         with trio.fail_at(deadline):

@@ -29,7 +29,7 @@ def stillness_rows(registry: Registry) -> list[dict[str, Any]]:
 
     def row(name: str) -> dict[str, Any]:
         return rows.setdefault(
-            name, {"database": name, "paused": int(name in registry.paused), "in_use": 0, "to_close": 0})
+            name, {"database": name, "paused": int(registry.is_paused(name)), "in_use": 0, "to_close": 0})
 
     for name in registry.settings.databases:
         row(name)

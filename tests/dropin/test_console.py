@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,8 +105,75 @@ def test_refusals_have_pgbouncers_words(shown: Played, command: str, says: str) 
     assert shown.console(command).stderr.splitlines()[0] == f"ERROR:  {says}"
 
 
+@BOTH
+def test_states_refuse_what_they_do_with_pgbouncer(play: Play, side: str) -> None:
+    played = play(side)
+    for command, says in (
+        ("resume", "pooler is not paused/suspended"), ("pause", ""), ("pause", "already suspended/paused"),
+        ("kill app", "already suspended/paused"), ("suspend", "already suspended/paused"),
+        ("resume app", "database app is not paused"), ("resume", ""), ("pause app", ""), ("pause app", ""),
+        ("suspend", "cannot suspend with paused databases"), ("resume app", ""),
+        ("resume app", "database app is not paused"), ("disable", "a database is required"),
+        ("enable", "a database is required"), ("pause pgbouncer", "cannot pause admin db: pgbouncer"),
+        ("reconnect pgbouncer", "cannot reconnect admin db: pgbouncer"),
+        ("resume nix", "no such database: nix"),
+        ("suspend x", "invalid command 'suspend x', use SHOW HELP;"),
+    ):
+        said = played.console(command).stderr.split("LOCATION:")[0]
+        assert said.strip() == (f"ERROR:  08P01: {says}" if says else ""), command
+
+
+@BOTH
+def test_what_every_session_has_is_shown_and_a_set_of_it_ignored(play: Play, side: str) -> None:
+    played = play(side)
+    for command, shows, notice in (
+        ("show client_encoding", "UTF-8", ""), ("show datestyle", "ISO", ""), ("show timezone", "GMT", ""),
+        ("set datestyle = 'iso'", "SET", "NOTICE:  00000: SET ignored\n"),
+    ):
+        done = played.console(command)
+        assert (done.stdout.strip(), done.stderr.split("LOCATION:")[0]) == (shows, notice)
+    helped = played.console("show help").stderr
+    assert helped.startswith("NOTICE:  00000: Console usage\nDETAIL:  \n\tSHOW HELP|CONFIG|")
+
+
+@BOTH
+def test_suspend_moves_nothing_until_resume_or_until_its_console_goes(
+    play: Play, server: Database, side: str
+) -> None:
+    played = play(side, settings={"admin_users": "boss"}, users={server.user: server.password, "boss": "b"})
+    with psycopg.connect(host="127.0.0.1", port=played.port, user=server.user, dbname="app",
+                         autocommit=True) as client, \
+            psycopg.connect(host="127.0.0.1", port=played.port, user="boss", dbname="pgbouncer",
+                            autocommit=True) as console:
+        client.execute("select 1")
+        for end in (lambda: console.execute("resume"), console.close):
+            assert console.execute("suspend").statusmessage == "SUSPEND"
+            client.pgconn.send_query(b"select 2")
+            assert not select.select([client.fileno()], [], [], 0.5)[0]
+            end()
+            assert select.select([client.fileno()], [], [], 10)[0]
+            while client.pgconn.is_busy() or client.pgconn.get_result() is not None:
+                client.pgconn.consume_input()
+    assert "08P01: pooler is not paused/suspended" in played.console("resume").stderr
+
+
+def test_descriptors_are_shown_and_no_secret_with_them(shown: Played, server: Database) -> None:
+    with psycopg.connect(host="127.0.0.1", port=shown.port, user=server.user, dbname="app") as client:
+        client.execute("select 1")
+        with admin(shown) as connection:
+            rows = connection.execute("SHOW FDS").fetchall()
+    tasks = [row["task"] for row in rows]
+    assert tasks.count("pooler") == 2
+    (held,) = [row for row in rows if row["task"] == "client"]
+    assert held["link"] in [row["fd"] for row in rows if row["task"] == "server"]
+    assert (held["user"], held["database"], held["client_encoding"]) == (server.user, "app", "UTF8")
+    secret = ("password", "scram_client_key", "scram_server_key")
+    assert {row[key] for row in rows for key in secret} == {None}
+    assert "08P01: admin access needed" in shown.psql("pgbouncer", "stats", "show fds").stderr
+
+
 @pytest.mark.parametrize(("command", "tag"), [
-    ("RELOAD", "RELOAD"), ("PAUSE;", "PAUSE"), ("resume", "RESUME"), ("Reconnect", "RECONNECT"),
+    ("RELOAD", "RELOAD"), ("PAUSE;", "PAUSE"), ("suspend", "SUSPEND"), ("Reconnect", "RECONNECT"),
     ("disable app", "DISABLE"), ("enable app", "ENABLE"), ("wait_close", "WAIT_CLOSE"),
     ("set verbose=0", "SET verbose=0"), ("SET pool_mode = 'transaction'", "SET pool_mode=transaction"),
     ("set extra_float_digits = 2", "SET"), ("set query_timeout to 5", "SET query_timeout=5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from coordinator.link import LinkRefused
 from pooler import settings_inert
 from pooler.console.commands import Act, Show, help_text, parse_commands
 from pooler.errors import FleetUnreachable, UsageFault
+from pooler.relay.reactor import Reactor
 from pooler.serve.client_numbers import COUNT_BITS, ClientNumbers
 from pooler.serve.commands import Commands
 from pooler.serve.config_rows import config_rows
 from pooler.serve.fleet_view import SUPERVISORS, FleetView, WaitEndedByResume
+from pooler.serve.registry import EVERY
 from pooler.serve.runtime_settings import with_setting
 from pooler.serve.standing import Standing, Stands
 from pooler.settings import PoolSettings, Settings
@@ -54,6 +57,8 @@ class Registry:
         self.set_here: dict[str, str] = {}
         self.paused: set[str] = set()
         self.disabled: set[str] = set()
+        self.suspended = False
+        self.parts = SimpleNamespace(reactor=Reactor())
         self.pools = {"a": Pool(), "b": Pool()}
         self.numbers: ClientNumbers[Any] = ClientNumbers()
 
@@ -86,6 +91,40 @@ async def test_a_worker_that_starts_later_finds_what_the_others_have_paused_and_
     after, registry = worker(tmp_path)
     after.recall()
     assert (registry.paused, registry.disabled) == (set(), set())
+
+
+async def test_what_is_said_to_all_holds_for_names_that_come_later(tmp_path: Path) -> None:
+    commands, registry = worker(tmp_path)
+    await commands.run("pause", {})
+    assert registry.paused == {EVERY}
+    await commands.run("resume", {"database": "a"})  # one does not go on by itself
+    assert all(pool.is_paused for pool in registry.pools.values())
+    await commands.run("resume", {})
+    assert not any(pool.is_paused for pool in registry.pools.values())
+
+
+async def test_nothing_moves_while_suspended_and_everything_after(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    commands, registry = worker(tmp_path)
+    nursery.start_soon(registry.parts.reactor.run)
+    here, there = socket.socketpair()
+    with here, there:
+        came = trio.Event()
+
+        def on_event(_: int) -> None:
+            registry.parts.reactor.remove(here.fileno())
+            came.set()
+
+        await commands.run("suspend", {})
+        assert all(pool.is_paused for pool in registry.pools.values())
+        registry.parts.reactor.add(here.fileno(), on_event)
+        there.send(b"x")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not came.is_set()
+        await commands.run("resume", {})
+        await came.wait()
+        assert not any(pool.is_paused for pool in registry.pools.values())
 
 
 async def test_a_setting_holds_in_workers_that_start_later_and_until_the_next_reload(tmp_path: Path) -> None:
@@ -181,7 +220,7 @@ async def test_a_command_that_may_not_have_reached_every_worker_is_not_told_as_d
 
 def test_help_lists_what_is_carried_out_and_nothing_else(tmp_path: Path) -> None:
     commands, _ = worker(tmp_path)
-    lines = [line for line in help_text().splitlines() if not line.startswith("SHOW ")]
+    lines = [line for line in help_text().splitlines()[1:] if not line.startswith("SHOW ")]
     verbs = {line.split()[0].lower() for line in lines}
     assert verbs == commands.names | SUPERVISORS
     for line in lines:
