@@ -51,6 +51,9 @@ SELECT pg_backend_pid(),
          WHERE virtualxid IS NOT NULL AND pid <> pg_backend_pid()
            AND pid NOT IN (SELECT pid FROM pg_stat_activity))
 """
+_NULL = type(None)
+_LOOK_TYPES: tuple[type | tuple[type, ...], ...] = (
+    int, (int, _NULL), (str, _NULL), str, int, int, bool, bool, int, int, (int, _NULL), list, list)
 _RENAME_SQL = "SELECT set_config('application_name', %s, false)"
 _TERMINATE_SQL = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -162,7 +165,10 @@ class Looker:
             row = await self._execute(address, _LOOK_SQL)
             if row is None:
                 raise LookFailed(f"{address}: no answer to the look")
-            return self._seen(address, at_us, row)
+            try:
+                return self._seen(address, at_us, _checked(row))
+            except (ValueError, TypeError):
+                raise LookFailed(f"{address}: what it answered to the look is none") from None
 
     async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
         """See Eyes.terminate."""
@@ -197,7 +203,7 @@ class Looker:
                 with trio.fail_after(LOOK_TIMEOUT_SECONDS):
                     return await trio.to_thread.run_sync(
                         node.execute, address, door, sql, params, abandon_on_cancel=True)
-            except (psycopg.Error, OSError) as failed:
+            except (psycopg.Error, OSError, ValueError) as failed:  # ValueError: no value of its type
                 self._nodes.pop(address, None)
                 again = kept and self._reconnects and isinstance(failed, psycopg.OperationalError)
                 if attempt == 2 or not again:
@@ -288,6 +294,13 @@ def _ends(connection: psycopg.Connection[Any] | None, server: str | None) -> tup
     except ValueError:
         return False, False
     return here.is_loopback, here == there
+
+
+def _checked(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The answer to _LOOK_SQL, if it is one. Raises ValueError."""
+    if len(row) != len(_LOOK_TYPES) or not all(map(isinstance, row, _LOOK_TYPES)):
+        raise ValueError("not the columns that were asked for")
+    return row
 
 
 def _row(values: list[Any]) -> Row:

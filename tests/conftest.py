@@ -17,6 +17,7 @@ pytest_plugins = (
     "tests.support.fleet",
     "tests.support.rawclient",
     "tests.support.relays",
+    "tests.support.scripted",
 )
 
 settings.register_profile(

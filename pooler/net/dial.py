@@ -32,6 +32,7 @@ from pooler.wire.sqlstate import (
 )
 
 LAST_WORDS_BYTES_MAX = 8_192
+LOGIN_BYTES_MAX = 1 << 20  # of all that a server says up to its first ReadyForQuery
 WITHDRAWAL_SECONDS = 3.0
 
 
@@ -203,6 +204,7 @@ class _Attempt:
         self._on_startup_sent = on_startup_sent
         self._sock: RawSocket | None = None
         self._reader = FrameReader()
+        self._heard_bytes = 0
         self._last_words: messages.Fault | None = None
         self._last_words_raw = b""
         self._ended = False
@@ -229,8 +231,8 @@ class _Attempt:
             return DialFailed(Outcome.NEVER_STARTED, f"{where}: {reason}")
         outcome = Outcome.ENDED if self._ended else Outcome.SILENT
         said = self._last_words
-        if said is None:
-            return DialFailed(outcome, f"{where}: {reason}", code=self._code)
+        if said is None or not said.message:
+            return DialFailed(outcome, f"{where}: {reason or 'it refused without a word'}", code=self._code)
         return DialFailed(outcome, said.message, code=said.code, server_error=self._last_words_raw)
 
     def calls_for_another(self, fault: Exception) -> bool:
@@ -266,6 +268,9 @@ class _Attempt:
                 data = await sock.recv()
                 if not data:
                     raise Broken("the server closed the connection during the login")
+                self._heard_bytes += len(data)
+                if self._heard_bytes > LOGIN_BYTES_MAX:
+                    raise ProtocolViolation("the server said too much during the login")
                 self._reader.feed(data)
                 await self._hear_bare_refusal(sock)
             elif frame.kind == b"E":
@@ -287,6 +292,7 @@ class _Attempt:
         await self._await_end(sock, said)
         words = messages.shown(bytes(said[1:])).strip("\0\n")
         self._last_words = messages.Fault("FATAL", TOO_MANY_CONNECTIONS, words)
+        self._last_words_raw = messages.error_response(self._last_words)[5:]
         raise Broken(words)
 
     async def _await_end(self, sock: RawSocket, said: bytearray | None = None) -> None:

@@ -40,6 +40,7 @@ _FACTS = (
     " AND '{check_interval_ms}' OPERATOR(pg_catalog.<>) '')"
 )
 _COLUMNS = 11
+_ANSWER_BYTES_MAX = 1 << 20
 
 
 class FactsRefused(PoolerError):
@@ -78,7 +79,7 @@ async def session_facts(
     reader = FrameReader()
     reader.feed(session.leftover)
     await session.sock.send_all(messages.query(_FACTS.format(check_interval_ms=interval)))
-    answer = _Answer()
+    answer, heard_bytes = _Answer(), 0
     while not answer.done:
         frame = reader.next()
         if frame is not None:
@@ -87,6 +88,9 @@ async def session_facts(
         data = await session.sock.recv()
         if not data:
             raise Broken("the server ended the session") if answer.error is None else answer.error
+        heard_bytes += len(data)
+        if heard_bytes > _ANSWER_BYTES_MAX:
+            raise ProtocolViolation("server said too much in answer to a query")
         reader.feed(data)
     if answer.error is not None:
         raise answer.error

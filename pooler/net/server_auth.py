@@ -31,11 +31,12 @@ async def authenticate(sock: RawSocket, next_frame: NextFrame, *, user: str, sec
     Raises CannotAnswer while the server still waits for us, ProtocolViolation, and what `next_frame` raises.
     """
     answers = _Answers(sock, next_frame, user, secret)
-    while True:
-        code, extra = await answers.next_request()
-        if code == 0:
-            return
+    code, extra = await answers.next_request()
+    if code != 0:
         await answers.give(code, extra)
+        code, _ = await answers.next_request()
+    if code != 0:
+        raise ProtocolViolation("server asked for another authentication after it had one")
 
 
 class _Answers:

@@ -7,7 +7,7 @@ answers itself is put in, and ReadyForQuery with nothing owed ends the use of th
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pooler.relay import owed as o
 from pooler.relay.settling import copying, errored, renamed, reworded, skipped, tagged
@@ -24,12 +24,19 @@ DATA_ROW, COPY_DATA = 0x44, 0x64
 IDLE = 0x49  # ReadyForQuery's I
 COMPLETE, READY, ERROR, STATUS = 0x43, 0x5A, 0x45, 0x53
 BIND_DONE, PARSE_DONE, CLOSE_DONE, NO_DATA, ROW_DESCRIPTION = 0x32, 0x31, 0x33, 0x6E, 0x54
-SUSPENDED, EMPTY, COPY_IN, COPY_BOTH = 0x73, 0x49, 0x47, 0x57
+SUSPENDED, EMPTY, COPY_IN, COPY_BOTH, FUNCTION_DONE = 0x73, 0x49, 0x47, 0x57, 0x56
+ENDS_ANSWERED = (o.QUERY, o.FUNCTION)  # their ReadyForQuery has something before it
 COMMON_TAGS = frozenset((b"SEL", b"INS", b"UPD", b"DEL", b"BEG", b"COM", b"ROL", b"COP", b"FET"))
 PASSING = frozenset(b"DdtENAV")  # may pass in pieces: their beginning says all we need
 PLAIN_BYTES_MAX = 4_096  # what is longer is not looked at twice
 ERROR_HEAD_BYTES = 128  # of an ErrorResponse: enough for its severity
 ERROR_WHOLE_BYTES = 2_048  # one that is no longer than this may name a statement, and is taken whole
+STATUSES = frozenset(b"ITE")
+KINDS = frozenset(b"123ACDEGHINSTVWZcdnst")  # what a session that is logged in may say at all
+UNASKED = frozenset(b"ANSE")  # what it may say at any time
+MALFORMED: Final = "the server sent a malformed message"
+NOT_ASKED: Final = "the server said what nobody had asked for"
+TOO_LONG: Final = "the server sent an over-long message"
 
 
 def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
@@ -58,19 +65,24 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
 def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None:
     size = len(data)
     owed = server.owed
-    start = 0  # what stands before it has been put into `pieces`
+    start, first = 0, at  # what stands before `start` has been put into `pieces`
     pieces: list[bytes] | None = None
     ready = False
+    fault = ""
     while size - at >= 5:
         kind = data[at]
         end = at + 1 + _length_at(data, at + 1)[0]
         if kind == DATA_ROW or kind == COPY_DATA:
-            at = end
+            at = end  # of a length below 4: then the next kind is one that there is not
             continue
+        if end < at + 5 or kind not in KINDS:
+            fault = MALFORMED
+            break
         if end > size and (kind not in PASSING or (
                 kind == ERROR and (end - at <= ERROR_WHOLE_BYTES or size - at < ERROR_HEAD_BYTES))):
             break
         if kind == COMPLETE:
+            server.answered = True
             if data[at + 5 : at + 8] not in COMMON_TAGS:
                 tagged(server, data[at + 5 : end - 1])
             if owed and owed[0] == o.EXECUTE:
@@ -78,7 +90,11 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
                 if owed and owed[0] != o.SYNC:
                     server.next_query()
         elif kind == READY:
+            fault = _fault_of_ready(server, data, at, end)
+            if fault:
+                break
             ready = True
+            server.answered = False
             server.status = data[at + 5]
             server.pool.queries += 1
             if owed and type(owed[0]) is int and owed[0] <= o.FUNCTION:
@@ -87,6 +103,9 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
                 skipped(server, o.settle_ready(owed))
             if owed:
                 server.next_query()
+            elif end < size and not server.doubtful and _is_unasked(server, client, data[end:]):
+                at, fault = end, NOT_ASKED
+                break
         elif kind == ROW_DESCRIPTION or kind == NO_DATA:
             if owed and owed[0] == o.DESCRIBE:
                 owed.popleft()
@@ -106,8 +125,14 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
             start = at
             while owed and type(owed[0]) is o.Told:
                 pieces.append(owed.popleft().answer)
-    if at != size:
+    if at < size and not fault and data[at] not in KINDS:
+        fault = MALFORMED
+    if fault:
+        at = _sound_end(data, max(start, first), at)
+    elif at != size:
         at = _stop(server, data, at, size)
+        if len(server.held) > HELD_BYTES_MAX or server.skip > server.pool.packet_bytes_max:
+            fault = TOO_LONG
     if pieces is not None:
         pieces.append(data[start:at])
         data = b"".join(pieces)
@@ -115,6 +140,9 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
         data = data[:at]
     if data:
         client.deliver(data)
+    if fault:
+        _broken_off(server, client, fault, answered=ready and not owed)
+        return
     # looked at before `ready`: behind that the session, and what it owes, may be the next client's already
     in_step = not server.held and not server.skip
     goes_on = client.forgets is not None and in_step and (not owed or server.copy_in)
@@ -128,18 +156,61 @@ def _plain_status(data: bytes, size: int) -> int:
     """The commonest answer: one query's rows, tag and ReadyForQuery, whole, with nothing in it to be noted.
     → the transaction's status, 0 if it is any other."""
     at = 0
+    done = False
     while size - at >= 6:
         kind = data[at]
         end: int = at + 1 + _length_at(data, at + 1)[0]
         if kind == READY:
-            return data[at + 5] if end == size else 0
+            return data[at + 5] if done and end == size == at + 6 and data[at + 5] in STATUSES else 0
         if kind == COMPLETE:
             if data[at + 5 : at + 8] not in COMMON_TAGS:
                 return 0
+            done = True
         elif kind != DATA_ROW and kind != ROW_DESCRIPTION:
             return 0
         at = end
     return 0
+
+
+def _sound_end(data: bytes, at: int, end: int) -> int:
+    """Where the messages from `at` to `end` stop to be sound: rows are not looked at as they pass."""
+    while at < end:
+        following: int = at + 1 + _length_at(data, at + 1)[0]
+        if following < at + 5:
+            break
+        at = following
+    return at
+
+
+def _fault_of_ready(server: ServerConn, data: bytes, at: int, end: int) -> str:
+    """Why a ReadyForQuery shows that the server is out of step, empty if it does not."""
+    if end != at + 6 or data[at + 5] not in STATUSES:
+        return MALFORMED
+    owed = server.owed
+    if not owed:
+        return "" if server.doubtful else NOT_ASKED
+    return NOT_ASKED if owed[0] in ENDS_ANSWERED and not server.answered else ""
+
+
+def _is_unasked(server: ServerConn, client: Served, rest: bytes) -> bool:
+    """Whether what stands behind the last answer is nobody's. A last word is a client's that keeps its
+    session; any other hears nothing of the end of a session that it has no more use for."""
+    if rest[0] != ERROR or server.status != IDLE or client.holds:
+        return rest[0] not in UNASKED
+    server.note_fatal(rest)
+    server.cut = bool(server.fatal)  # its end is waited for without a word of ours that could meet it
+    return True
+
+
+def _broken_off(server: ServerConn, client: Served, fault: str, *, answered: bool) -> None:
+    """What the server says cannot be followed. `answered`: its client has had all that it asked for."""
+    if answered and server.status == IDLE:
+        server.retire = fault
+        server.ready(client)
+        if server.leaver is not client:
+            client.go_on()
+    if not server.closing and server.client is client:
+        server.give_up(fault)
 
 
 def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bool:
@@ -150,14 +221,18 @@ def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bo
     if kind == CLOSE_DONE:
         return bool(owed) and type(owed.popleft()) is o.Closed
     if kind == ERROR:
+        server.answered = True
         errored(server, data[at:end])
         if server.refused:
             return reworded(server, data[at:end])
     elif kind == STATUS:
         server.reported(data[at + 5 : end])
     elif kind == SUSPENDED or kind == EMPTY:
+        server.answered = True
         if owed and owed[0] == o.EXECUTE:
             owed.popleft()
+    elif kind == FUNCTION_DONE:
+        server.answered = True
     elif kind == COPY_IN or kind == COPY_BOTH:
         copying(server)
     return False
@@ -176,11 +251,6 @@ def _stop(server: ServerConn, data: bytes, at: int, size: int) -> int:
     """The data ends inside a message: it goes on passing, or its beginning is held. → how far to pass."""
     if at > size:
         server.skip = at - size
-        if server.skip > server.pool.packet_bytes_max:
-            server.give_up("a message of the server is longer than max_packet_size")
         return size
     server.held = data[at:]
-    if size - at > HELD_BYTES_MAX:
-        server.retire = "the server sent an over-long message"
-        server.give_up(server.retire)
     return at

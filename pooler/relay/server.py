@@ -10,16 +10,17 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from struct import Struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pooler.errors import ProtocolViolation
 from pooler.net.stream import ended_in_order
 from pooler.relay import owed as o
-from pooler.relay.answers import ERROR_HEAD_BYTES, HELD_BYTES_MAX, IDLE, pass_answers
+from pooler.relay.answers import ERROR_HEAD_BYTES, IDLE, MALFORMED, pass_answers
 from pooler.relay.leaving import CHANGED, end_transaction, free, leave
+from pooler.relay.own_answers import own_answers
 from pooler.relay.reactor import READ, WRITE, Reactor
-from pooler.wire.messages import read_data_row, read_fault
+from pooler.wire.messages import read_fault, read_parameter_status
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import SessionStatements
 
@@ -30,21 +31,63 @@ if TYPE_CHECKING:
 
 RECV_BYTES = 65_536
 RETIRED = "its time is over, or others wait for its permit"
-_length_at = Struct(">I").unpack_from
-
-READY, ERROR, STATUS, COMPLETE, DATA_ROW, EMPTY = 0x5A, 0x45, 0x53, 0x43, 0x44, 0x49
-
 
 class ServerConn:
     """A session: socket, permit, and what is known of its state."""
 
     __slots__ = (
-        "_paused", "backend_start_us", "cancels", "client", "closing", "commits", "connected_at", "copy_in",
-        "cut", "doubtful", "epoch", "expires_at", "fatal", "fd", "fresh", "generation", "held",
-        "idle_since", "last_used", "leaver", "opened", "out", "owed", "own", "own_answered", "own_at",
-        "own_done", "own_error", "own_rows", "parameters", "permit", "pid", "pool", "query_at", "reactor",
-        "recv", "refused", "residue", "retire", "row", "secret_key", "send", "skip", "skipping", "sock",
-        "started_at", "statements", "status", "syncs_ignored", "unsynced",
+        "_paused",
+        "answered",
+        "backend_start_us",
+        "cancels",
+        "client",
+        "closing",
+        "commits",
+        "connected_at",
+        "copy_in",
+        "cut",
+        "doubtful",
+        "epoch",
+        "expires_at",
+        "fatal",
+        "fd",
+        "fresh",
+        "generation",
+        "held",
+        "idle_since",
+        "last_used",
+        "leaver",
+        "opened",
+        "out",
+        "owed",
+        "own",
+        "own_answered",
+        "own_at",
+        "own_bytes",
+        "own_done",
+        "own_error",
+        "own_rows",
+        "parameters",
+        "permit",
+        "pid",
+        "pool",
+        "query_at",
+        "reactor",
+        "recv",
+        "refused",
+        "residue",
+        "retire",
+        "row",
+        "secret_key",
+        "send",
+        "skip",
+        "skipping",
+        "sock",
+        "started_at",
+        "statements",
+        "status",
+        "syncs_ignored",
+        "unsynced",
     )
 
     def __init__(self, reactor: Reactor, pool: Pool, opened: OpenSession, parameters: ParameterSet) -> None:
@@ -60,6 +103,7 @@ class ServerConn:
         self.client: Served | None = None
         self.owed: o.Owed = deque()
         self.status = IDLE
+        self.answered = False  # something of the answer that the next ReadyForQuery ends has come
         self.unsynced = False  # something was sent that only a Sync will end
         self.skipping = False  # after an error: what is sent before the next Sync is ignored
         self.commits = False  # what is unanswered may end a transaction
@@ -74,6 +118,7 @@ class ServerConn:
         self.out = bytearray()
         self.own, self.own_at = 0, 0.0  # queries of the pooler's own that are unanswered, since when
         self.own_answered = False
+        self.own_bytes = 0  # of the rows in answer to them
         self.own_error = b""
         self.own_done: Any = None
         self.own_rows: list[list[bytes | None]] | None = None  # kept if a list
@@ -206,55 +251,13 @@ class ServerConn:
         client = self.client
         try:
             if client is None or self.own:
-                data = data[self._own_answers(data) :]
+                data = data[own_answers(self, data) :]
                 client = self.client
                 if client is None or self.closing or not data:
-                    if client is None and self.fatal:
-                        self.pool.core.remove(self)  # it ends: nobody gets it before its end was read
                     return
             pass_answers(self, data, client)
-        except IndexError:
-            self.give_up("the server sent a malformed message")
-
-    def _own_answers(self, data: bytes) -> int:
-        """Answers to the pooler's own queries, or what an idle session says. → where they end."""
-        at, size = 0, len(data)
-        while size - at >= 5:
-            end: int = at + 1 + _length_at(data, at + 1)[0]
-            if end > size:
-                break
-            kind = data[at]
-            if kind == STATUS:
-                self.reported(data[at + 5 : end])
-            elif kind == ERROR:
-                self.own_answered = True
-                self.own_error = data[at:end]
-                self.note_fatal(data[at:end])
-            elif kind == DATA_ROW:
-                if self.own_rows is not None:
-                    self.own_rows.append(read_data_row(data[at + 5 : end]))
-            elif kind == COMPLETE or kind == EMPTY:
-                self.own_answered = True
-            elif kind == READY:
-                self.status = data[at + 5]
-                if self.own and self.own_answered:  # else it answers a Sync of the last client: see `free`
-                    self.own_answered = False
-                    self.own -= 1
-                    if not self.own:
-                        self._own_ended()
-                        if self.client is not None or self.closing:
-                            return end
-            at = end
-        self.held = data[at:]
-        if len(self.held) > HELD_BYTES_MAX:
-            self.give_up("the server sent an over-long message")
-        return size
-
-    def _own_ended(self) -> None:
-        done, self.own_done = self.own_done, None
-        if done is not None:
-            done(not self.own_error)
-        self.own_error = b""
+        except (IndexError, ProtocolViolation):
+            self.give_up(MALFORMED)
 
     def own_fault(self) -> str:
         """What a query of the pooler's own was refused with."""
@@ -268,8 +271,7 @@ class ServerConn:
 
     def reported(self, body: bytes) -> None:
         """A ParameterStatus."""
-        name, _, value = body.partition(b"\0")
-        value = value[:-1]
+        name, value = read_parameter_status(body)
         self.parameters = self.parameters.with_status(name, value)
         if self.client is not None and not self.own:
             self.client.parameters = self.client.parameters.with_status(name, value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import BackendLost, PoolerError
+from pooler.errors import BackendLost, PoolerError, ProtocolViolation
 from pooler.relay import owed as o
 from pooler.wire.frames import FrameReader
 from pooler.wire.messages import SYNC, bind, execute, parse, query, read_data_row, read_fault
@@ -22,6 +22,9 @@ from pooler.wire.prepared import ClientStatements, Statement
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
     from pooler.relay.server import ServerConn
+
+
+ANSWER_BYTES_MAX = 4 << 20  # of the rows of one answer
 
 
 class QueryFailed(PoolerError):
@@ -73,7 +76,7 @@ class TaskClient:
         return fitted
 
     async def query(self, sql: str) -> list[list[bytes | None]]:
-        """The rows of one simple query. Raises QueryFailed, BackendLost."""
+        """The rows of one simple query. Raises QueryFailed, BackendLost, ProtocolViolation."""
         server = self._session()
         server.residue |= self.pool.look(sql.encode())
         return await self._exchange(query(sql), [o.QUERY])
@@ -95,16 +98,21 @@ class TaskClient:
         return self.server
 
     async def _exchange(self, said: bytes, owed: Sequence[Any]) -> list[list[bytes | None]]:
-        """Send, and read up to the last ReadyForQuery: the rows, or the first error."""
+        """Send, and read up to the last ReadyForQuery: the rows, or the first error. Raises ProtocolViolation
+        where that is malformed or too much, besides what its callers say."""
         server = self._session()
         server.owed.extend(owed)
         server.write(said)
         readies = o.readies_owed(server.owed)
         rows: list[list[bytes | None]] = []
+        rows_bytes = 0
         failure: QueryFailed | None = None
         while True:
             for frame in self._answer:
                 if frame.kind == b"D":
+                    rows_bytes += len(frame.body)
+                    if rows_bytes > ANSWER_BYTES_MAX:
+                        raise ProtocolViolation("server said too much in answer to a query")
                     rows.append(read_data_row(frame.body))
                 elif frame.kind == b"E" and failure is None:
                     fault = read_fault(frame.body)
