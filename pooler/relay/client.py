@@ -197,8 +197,7 @@ class ClientConn:
             if self.missing > 0:
                 return b""
             data = b"".join(self.chunks)
-            self.chunks = None
-            self.missing = 0
+            self.chunks, self.missing = None, 0
         elif self.buffer:
             data = self.buffer + data
             self.buffer = b""
@@ -261,6 +260,7 @@ class ClientConn:
         self.pause(False)
         if self.fitting:
             self.fitting = False
+            self.go_on()  # what it holds back for an answer that came before
             data, self.buffer = self.buffer, b""
             self._resume(data)
 
@@ -313,7 +313,8 @@ class ClientConn:
         assert server is not None
         if server.residue and not self.pool.holds_session:
             unpin(self)
-            end_transaction(server, self, now)  # what it left may be gone by now
+            server.leaver = self  # what it left may be gone by now, or not
+            end_transaction(server, self, now)
             return
         self.pool.transaction_counted(now - server.started_at)
         server.started_at = now

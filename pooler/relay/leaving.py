@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pooler.relay.answers import IDLE
 from pooler.relay.keeping import pin, refuse_to_pin, tell_news, warn, warn_of
+from pooler.relay.regaining import fit_again
 from pooler.wire.session_state import STATE_MASK, Residue, is_undoable, kinds
 from pooler.wire.state_question import question, read_answer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pooler.relay.served import Served
     from pooler.relay.server import ServerConn
 
+NOTHING_UNDOES: Final = "a client left something behind that nothing undoes"
 CHANGED: Final = "database configuration changed"
 SETTINGS_BYTES_MAX: Final = 64 * 1024  # of one client; each session that serves it is sent them
 _PARAMETERS, _SUSPECT, _UNNAMED = int(Residue.PARAMETERS), int(Residue.SUSPECT), int(Residue.UNNAMED)
@@ -112,20 +114,25 @@ def _told(server: ServerConn, ok: bool) -> None:
     if ok and server.status == IDLE:
         state = _take_along(server, client, rows or [])
     else:
+        server.residue |= _SUSPECT  # of a client that kept it, nothing else says what is there
         warn(client, "the session's settings could not be read and are not kept: " + server.own_fault())
     if client.closing:
         free(server, monotonic())
         return
     if state and server.pool.state_rule == "pin":
         if len(server.pool.pinned) < server.pool.plan.settings.max_pinned:
+            if state & _RENEW:
+                server.retire = server.retire or NOTHING_UNDOES
             server.residue = 0
             pin(client, server)
+            fit_again(server, client)
         else:
             refuse_to_pin(client)
-    client.pause(False)
     if server.client is None:
+        client.pause(False)
         free(server, monotonic())
-    client.go_on()  # if it holds back what came behind a DISCARD ALL
+    if not client.fitting:
+        client.go_on()  # if it holds back what came behind a DISCARD ALL
 
 
 def _take_along(server: ServerConn, client: Any, rows: list[list[bytes | None]]) -> int:
@@ -135,6 +142,7 @@ def _take_along(server: ServerConn, client: Any, rows: list[list[bytes | None]])
     left = server.residue
     if known.size_bytes > SETTINGS_BYTES_MAX:
         warn(client, f"settings of more than {SETTINGS_BYTES_MAX} bytes together are not kept")
+        server.residue |= found.residue
         return found.residue
     server.parameters = known
     before, client.parameters = client.parameters, known
@@ -142,7 +150,7 @@ def _take_along(server: ServerConn, client: Any, rows: list[list[bytes | None]])
         client.parameters = known.again(client.started, server.fresh, found.settings)
         tell_news(client, before)
     if server.pool.state_rule == "pin":
-        server.residue = found.residue | left & _RENEW
+        server.residue = found.residue | (_RENEW if server.retire == NOTHING_UNDOES else left & _RENEW)
         return server.residue
     if not left & (_UNNAMED | _SUSPECT):
         server.residue &= ~_PARAMETERS
@@ -155,7 +163,7 @@ def _take_along(server: ServerConn, client: Any, rows: list[list[bytes | None]])
 def _clean(server: ServerConn) -> bool:
     """False: there is nothing to do. What nothing undoes ends the session."""
     if not is_undoable(server.residue):
-        server.retire = "a client left something behind that nothing undoes"
+        server.retire = NOTHING_UNDOES
         return False
     queries, forgets = server.pool.reset.sql(server.residue)
     if not queries:

@@ -43,6 +43,12 @@ def _told(server: ServerConn, client: Any, ok: bool) -> None:
     before, client.parameters = client.parameters, server.parameters.again(
         client.started, server.fresh, found)
     tell_news(client, before)
+    fit_again(server, client)
+
+
+def fit_again(server: ServerConn, client: Any) -> None:
+    """The session of a client that keeps it gets what the client has; what it sends next goes on behind."""
+    client.pause(True)
     client.fitting = True
     if server.fit(client) and client.server is server:
         client.fitted()

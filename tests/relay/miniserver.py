@@ -360,6 +360,9 @@ class MiniServer:
         self.locks -= 1
         self._select("unlocked")
 
+    def _other(self, what: str) -> None:
+        self._tag(what.upper())
+
     def _do(self) -> None:
         self.locks += 1
         self._tag("DO")
@@ -381,6 +384,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"copy out (\d+)", MiniServer._copy_out),
     (_CLEANUPS, MiniServer._clean),
     ("do", MiniServer._do),
+    (r"(create index|load)", MiniServer._other),
     (r"SELECT s\.name, s\.setting FROM (.*)", MiniServer._own_state),
     (r"select pg_advisory_unlock\(1\)", MiniServer._unlock),
     (r"select pg_advisory_lock\(1\)(?: -- .*)?", MiniServer._lock),

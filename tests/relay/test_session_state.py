@@ -210,7 +210,7 @@ def test_a_reset_of_one_parameter_leaves_another_that_was_set_to_the_servers_own
         assert w.say(client, query("show TimeZone")).startswith(f"T D:{own} ")
 
 
-def test_a_client_with_a_session_of_its_own_that_started_with_nothing_is_asked_nothing_without_a_reset() -> None:
+def test_a_session_of_a_clients_own_is_asked_nothing_without_a_reset() -> None:
     with world(mode="session") as w:
         client = w.client()
         w.say(client, query("SET work_mem='1'"))
@@ -243,6 +243,52 @@ def test_a_pinned_client_keeps_its_session_until_its_state_is_gone() -> None:
         assert two.kinds == "T D:2 C:SELECT 1 Z:I"
         assert not w.pool.pinned
         w.check_idle()
+
+
+ENDS_NOTHING = {
+    "another command": query("SET work_mem='1'"),
+    "one whose tag says nothing": query("create index"),
+    "a reset": query("RESET work_mem"),
+    "in a transaction": query("begin") + query("create index") + query("commit"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS_NOTHING)
+def test_a_pinned_client_keeps_its_session_whatever_else_it_does(name: str) -> None:
+    """R71: and nobody else sees what it has there."""
+    with world(session_state="pin") as w:
+        one, two = w.client(work_mem="7"), w.client()
+        w.say(one, query("select pg_advisory_lock(1)"))
+        w.send(two, query("select 2"))
+        for _ in range(2):
+            assert w.say(one, ENDS_NOTHING[name]).endswith(("Z:I", "N"))
+            assert (w.pool.pinned, two.kinds) == ({one.conn}, "")
+        assert w.say(one, query("RESET work_mem")) == "C:RESET Z:I"
+        assert w.say(one, query("show work_mem")) == "T D:7 C:SELECT 1 Z:I"
+        w.say(one, query("select pg_advisory_unlock(1)"))
+        assert two.kinds == "T D:2 C:SELECT 1 Z:I"
+
+
+def test_what_a_pinned_client_has_reaches_nobody_when_the_session_does_not_tell() -> None:
+    with world(session_state="pin") as w:
+        one, two = w.client(), w.client()
+        w.say(one, query("select pg_advisory_lock(1)"))
+        w.sessions[0].mini.refuses_question = True
+        assert w.say(one, query("create index")) == "C:CREATE INDEX Z:I N"
+        assert w.sessions[0].mini.locks == 0
+        assert w.say(two, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
+
+
+def test_a_session_that_nothing_makes_clean_is_kept_as_long_as_its_client_stays_and_not_longer() -> None:
+    with world(session_state="pin") as w:
+        one = w.client()
+        assert w.say(one, query("LOAD")) == "C:LOAD Z:I"
+        for _ in range(2):
+            w.say(one, query("create index"))
+            assert w.pool.pinned == {one.conn}
+        one.leave()
+        w.settle()
+        assert w.sessions[0].conn.closing
 
 
 def test_a_pinned_client_that_leaves_leaves_nothing() -> None:
