@@ -13,17 +13,16 @@ from pooler.relay import owed as o
 from pooler.wire.prepared import (
     ALL,
     MAY_FORGET,
+    STAND_IN_TEXT,
     Statement,
     bind_names,
     close_statement,
     describe_statement,
     describe_target,
-    forgotten_name,
     parse_message,
     parse_name_body,
     prepare_stand_in,
     rewrite_bind,
-    stand_in_text,
 )
 from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
 
 PARSE, BIND, DESCRIBE, CLOSE = 0x50, 0x42, 0x44, 0x43
+FAILED = 0x45  # the status of a transaction
 OWN_NAMES = b"pooler_"
 WAIT: Final = b"wait"  # compared by identity: not this message now, nor what is behind it
 
@@ -104,19 +104,12 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         if known is not None and known.is_again(body, client.parameters.search_path):
             _parse_unnamed(server, known, known)
             return None
-    replaced = None
-    if MAY_FORGET(body) is not None:
-        text, _, types = body.partition(b"\0")
-        forgotten = forgotten_name(text)
-        if forgotten is not None and forgotten != ALL and prepared.get(forgotten) is not None:
-            body = stand_in_text(forgotten) + b"\0" + types
-            replaced = parse_message(Statement(name, body))
     previous = prepared.get(name)
     statement = prepared.add(name, body, client.parameters.search_path)
     if not name:
         assert statement is not None
         _parse_unnamed(server, statement, previous)
-        return replaced
+        return None
     if statement is None:  # the name is taken: let the server refuse a second Parse of it
         statement = client.prepared().get(name)
         assert statement is not None
@@ -158,12 +151,29 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
         server.residue |= statement.residue
     if statement.commits:
         server.commits = True
-    if forgets is not None and forgets != ALL:
-        before += stand_in(server)
+    if forgets is not None and forgets != ALL and server.status != FAILED:
+        before += _anew(client, server, name, statement)
     server.owed.append(o.BIND)
     if name:
         return before + rewrite_bind(message, statement.server_name)
     return before + message if before else None
+
+
+def _anew(client: ClientConn, server: ServerConn, name: bytes, statement: Statement) -> bytes:
+    """Which text forgets a name as the client means it hangs on whether it has that name by now: so such a
+    statement is prepared for every Bind, the stand-in's text for a name of its own."""
+    assert client.statements is not None
+    assert statement.forgets is not None
+    on_session = statement.server_name if name else b""
+    text, types = statement.body.split(b"\0", 1)
+    before = b""
+    if client.statements.get(statement.forgets) is not None:
+        text = STAND_IN_TEXT
+        before = stand_in(server)
+    server.owed.append(o.Closed(None))
+    server.owed.append(o.Parsed(statement, b"", False, named=bool(name)))
+    fitting = Statement(on_session, text + b"\0" + types)
+    return before + close_statement(on_session) + parse_message(fitting)
 
 
 def _may_come_back(server: ServerConn) -> bool:
@@ -183,7 +193,7 @@ def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
 
 
 def stand_in(server: ServerConn) -> bytes:
-    """What to send in front of a text of `stand_in_text`."""
+    """What to send in front of STAND_IN_TEXT."""
     server.owed.append(o.Closed(None))
     server.owed.append(o.Parsed(_NOBODY, b"", False, named=False))
     return prepare_stand_in()

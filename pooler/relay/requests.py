@@ -10,7 +10,7 @@ from pooler.relay import owed as o
 from pooler.relay.extended import WAIT, drop_unnamed, extended_message, stand_in
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.wire.messages import query
-from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, forgotten_name, stand_in_text
+from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, STAND_IN_TEXT, forgotten_name
 from pooler.wire.session_state import LONGEST_WORD_BYTES
 from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
@@ -183,7 +183,7 @@ def _forgetting_query(client: ClientConn, server: ServerConn, message: bytes) ->
     before = b""
     if name != ALL and client.statements.get(name) is not None:
         before = stand_in(server)
-        message = query(stand_in_text(name))
+        message = query(STAND_IN_TEXT)
     if _enter_query(client, server, text, whole=True):
         message = query(UNSERVABLE)
     server.owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it

@@ -35,6 +35,9 @@ OWN_NAME: Final = re.compile(rb'"(pooler_\d+)"')
 OUTDATED_PLAN: Final = re.compile(rb"C0A000\0.*RRevalidateCachedQuery\0", re.DOTALL).search
 _NAME_BYTES_MAX = 63  # PostgreSQL cuts longer ones
 _STAND_IN = SERVER_NAME_PREFIX + b"stand_in"
+STAND_IN_TEXT: Final = b"DEALLOCATE " + _STAND_IN
+"""Answered as the client's own DEALLOCATE of a name would be: sessions do not know the statement by that
+name, and others may have it still."""
 _STAND_IN_BODY = b"ROLLBACK\0\0\0"  # may be prepared in a failed transaction too
 _LENGTH = Struct(">I")
 
@@ -61,8 +64,7 @@ class Statement:
         self.residue = residue
         self.path = path
         self.commits = COMMITS.search(body) is not None
-        self.forgets = stood_in_for(body) or (
-            forgotten_name(body.partition(b"\0")[0]) if MAY_FORGET(body) is not None else None)
+        self.forgets = forgotten_name(body.partition(b"\0")[0]) if MAY_FORGET(body) is not None else None
         self.uses = 0
 
     def is_again(self, body: bytes, path: bytes | None) -> bool:
@@ -354,20 +356,6 @@ def forgotten_name(text: bytes) -> bytes | None:
         return ALL
     name: bytes = found["quoted"].replace(b'""', b'"') if found["quoted"] else found["plain"].lower()
     return name[:_NAME_BYTES_MAX]
-
-
-def stand_in_text(name: bytes) -> bytes:
-    """A DEALLOCATE of the stand-in, which is answered as the client's own of `name` would be: sessions do not
-    know the statement by that name, and others may have it still."""
-    return b"DEALLOCATE %b -- %b" % (_STAND_IN, name.hex().encode())
-
-
-def stood_in_for(body: bytes) -> bytes | None:
-    """The name in a text of `stand_in_text`."""
-    head = stand_in_text(b"")
-    if not body.startswith(head):
-        return None
-    return bytes.fromhex(body[len(head) : body.find(0)].decode())
 
 
 def prepare_stand_in() -> bytes:

@@ -246,6 +246,13 @@ PREPARED: dict[str, Steps] = {
     "deallocate in a failed block": [parse("select 1", "s") + SYNC, query("begin"), query("select 1/0"),
                                      query("deallocate s"), ROLLBACK, run("s")],
     "deallocate what is not there": [query("deallocate nope"), query("select 1")],
+    "deallocate, prepared before its name": [
+        parse("deallocate s", "d") + parse("select 1", "s") + SYNC, run("d"), run("s"), run("d"),
+        parse("select 2", "s") + SYNC, run("d"), run("s"),
+        parse("deallocate u") + parse("select 1", "u") + bind() + execute() + SYNC, run("u")],
+    "deallocate of itself": [parse("deallocate s", "s") + bind((), "s") + execute() + SYNC, run("s"),
+                             parse("deallocate s", "s") + run("s"), run("s")],
+    "deallocate, with a value": [parse("deallocate s", "d") + group("select 1", "s") + SYNC, run("d", "1")],
     "deallocate twice": [parse("select 1", "s") + SYNC, query("deallocate s"), query("deallocate s"),
                          parse("select 1", "s") + SYNC, run("s")],
     "deallocate of another case": [parse("select 1", "S") + SYNC, query("deallocate s"), run("S")],

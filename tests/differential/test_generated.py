@@ -75,7 +75,7 @@ class Compared:
         if found:
             for number, write in enumerate(steps):
                 note(f"{number}: client {write.client} {kinds(write.data).decode()} {write.data[:400]!r}")
-        assert found == {}
+        assert not found, "\n".join(f"client {n}: {said}" for n, said in found.items())
         assert self.owner.query(COMMITTED) == committed
 
 

@@ -26,7 +26,6 @@ from pooler.wire.prepared import (
     parse_message,
     parse_name_body,
     rewrite_bind,
-    stand_in_text,
 )
 from pooler.wire.session_state import Residue
 
@@ -276,13 +275,6 @@ def test_garbage_is_read_or_refused_and_nothing_else(garbage: bytes) -> None:
     (b"select 'deallocate s'", None), (b"deallocate", None)])
 def test_a_text_that_forgets_a_name_is_known(text: bytes, name: bytes | None) -> None:
     assert forgotten_name(text) == name
-
-
-def test_a_stand_in_is_known_by_what_it_stands_for() -> None:
-    for name in (b"s", b"a\nb", b"'; select 1", "\u00e4".encode()):
-        assert Statement(b"pooler_1", stand_in_text(name) + b"\0\0\0").forgets == name
-    assert Statement(b"pooler_1", b"deallocate all\0\0\0").forgets == ALL
-    assert Statement(b"pooler_1", b"select 1\0\0\0").forgets is None
 
 
 def test_an_outdated_statement_is_kept_by_those_who_have_it_and_found_by_nobody_else() -> None:
