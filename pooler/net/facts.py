@@ -7,6 +7,7 @@ notice by itself that we are gone while it runs a query (client_connection_check
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from coordinator.ledger.record import Backend
 from pooler.errors import PoolerError, ProtocolViolation
@@ -129,6 +130,8 @@ def _facts(answer: _Answer, address: str) -> SessionFacts:
         raise ProtocolViolation("server answered the question about itself without a row")
     words = [messages.shown(value) if value is not None else "" for value in answer.row]
     try:
+        for end in (words[6], words[8]):
+            ip_address(end.partition("%")[0] or "::")
         backend = Backend(address, system_identifier=words[2], timeline=int(words[3]),
                           postmaster_start_us=int(words[4]), in_recovery=words[5] == "t")
         return SessionFacts(int(words[0]), int(words[1]), backend, words[6], int(words[7] or 0), words[8],

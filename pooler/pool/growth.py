@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from pooler.errors import NoPermit, PoolerError
+from pooler.errors import BackendLost, NoPermit, PoolerError
 from pooler.net.dial import DialFailed
 from pooler.observe.events import Event
 from pooler.pool.opener import OpenPlan, open_session
@@ -91,6 +91,10 @@ class Growth:
             return None
         except PoolerError as failed:
             self._back_off(failed, isinstance(failed, DialFailed) and failed.is_permanent)
+            return None
+        except Exception:  # a bug of ours in one opening must not end the worker; its permit is ended by now
+            log.exception(Event.SOMETHING_FAILED, where="opening a session", database=plan.name)
+            self._back_off(BackendLost("internal error in the pooler, opening a session"), permanent=False)
             return None
         self.forget()
         server = self._pool.adopt(opened)
