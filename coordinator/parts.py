@@ -78,6 +78,8 @@ class Coordinator:
         self.room = Room(looker, databases, self.views_now)
         self.views.on_change.append(self.room.heard)
         self._incomplete = trio.Event()
+        self._met: set[str] = set()  # ledgers that were reachable once
+        self._another = trio.Event()  # one more was met: it need not wait for the next round
         self._compared: set[str] = set()  # ledgers whose policy file was held beside the active one
         self.views.on_change.append(self._seen)
 
@@ -159,6 +161,9 @@ class Coordinator:
         return sums
 
     def _seen(self, view: View) -> None:
+        if view.reachable and view.db not in self._met:
+            self._met.add(view.db)
+            self._another.set()
         if view.reachable and not (view.complete and view.db in self._compared):
             self._incomplete.set()
 
@@ -166,7 +171,7 @@ class Coordinator:
         """Until every ledger is complete, and again whenever one is found to lack something."""
         while True:
             await self._incomplete.wait()
-            self._incomplete = trio.Event()
+            self._incomplete, self._another = trio.Event(), trio.Event()
             self.founder.active = {
                 db: view.policy for db, view in self.views.views.items() if view.policy is not None}
             for view in tuple(self.views.views.values()):
@@ -179,7 +184,8 @@ class Coordinator:
                     pass
                 except (UnknownSchema, ValueError) as fault:
                     _log.error(Event.SOMETHING_FAILED, database=view.db, why=f"founding: {fault}")
-            await trio.sleep(FOUNDING_INTERVAL_SECONDS)  # noqa: TID251 - servers tell nobody when they are up
+            with trio.move_on_after(FOUNDING_INTERVAL_SECONDS):  # servers tell nobody when they are up
+                await self._another.wait()
             if any(view.reachable and not view.complete for view in self.views.views.values()):
                 self._incomplete.set()
             else:

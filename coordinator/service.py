@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -29,6 +31,7 @@ from coordinator.spec import CoordinatorSpec, SpecFault
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 
 VERSION_RETRY_SECONDS = 5.0
+ANEW_SECONDS_MAX = 5.0
 
 _log = structlog.get_logger("coordinator")
 
@@ -55,6 +58,8 @@ class Service:
         self._link: Link | None = None
         self._spec: CoordinatorSpec | None = None
         self._up = trio.Event()
+        self._other = trio.Event()  # what serves is to end
+        self._anew = trio.Event()  # what serves has the latest specification
 
     async def run(self, link_fd: int) -> int:
         """Exit code: 0 after `stop` or the supervisor's end, 2 for a specification that cannot be used."""
@@ -81,54 +86,78 @@ class Service:
 
     async def _stop_when_lost(self, link: Link) -> None:
         await link.lost.wait()
-        self._stopping.set()
+        self._end()
 
     async def _stop_on_signal(self) -> None:
         """SIGTERM stops; SIGINT is the supervisor's to hear (a terminal sends it to all of us)."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if number == signal.SIGTERM:
-                    self._stopping.set()
+                    self._end()
 
     async def _serve(self, spec: CoordinatorSpec, link: Link) -> None:
         remembered = Remembered(Path(spec.run_dir))  # before anything is started that its fault would end
-        async with open_store(spec) as store:
-            coordinator: Coordinator | None = None
+        async with open_store(spec) as store, trio.open_nursery() as nursery:
+            nursery.start_soon(_warn_of_version, store)
+            while not self._stopping.is_set():
+                assert self._spec is not None  # as `run` and `_reload` set it
+                await self._serve_over(store, _with_own_socket(self._spec), link, remembered)
+            nursery.cancel_scope.cancel()
 
-            def tag_of(db: str) -> str:
-                head = coordinator.views.views[db].head if coordinator else None
-                return head.tag if head else UNFOUNDED_TAG
+    async def _serve_over(
+        self, store: Store, spec: CoordinatorSpec, link: Link, remembered: Remembered
+    ) -> None:
+        """Until the end, or until there is another specification."""
+        coordinator: Coordinator | None = None
 
-            coordinator = Coordinator(spec, store, make_reaper(spec, tag_of), remembered)
-            self._coordinator = coordinator
-            room = coordinator.room
-            room.on_change.append(lambda: link.notify("state", text="; ".join(room.crowded.values())))
-            async with trio.open_nursery() as nursery:
-                await nursery.start(coordinator.run)
+        def tag_of(db: str) -> str:
+            head = coordinator.views.views[db].head if coordinator else None
+            return head.tag if head else UNFOUNDED_TAG
+
+        coordinator = Coordinator(spec, store, make_reaper(spec, tag_of), remembered)
+        self._coordinator = coordinator
+        room = coordinator.room
+        room.on_change.append(lambda: link.notify("state", text="; ".join(room.crowded.values())))
+        self._other = trio.Event()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(coordinator.run)
+            _log.info(Event.COORDINATOR_STARTED, fleet=spec.fleet, host=spec.host, socket=spec.socket)
+            if not self._up.is_set():
                 self._up.set()
-                _log.info(Event.COORDINATOR_STARTED, fleet=spec.fleet, host=spec.host, socket=spec.socket)
-                nursery.start_soon(_warn_of_version, store)
                 nursery.start_soon(_say_ready, link)
-                await self._stopping.wait()
-                _log.info(Event.COORDINATOR_STOPPING)
-                nursery.cancel_scope.cancel()
+            self._anew.set()
+            await self._other.wait()
+            _log.info(Event.COORDINATOR_STOPPING)
+            nursery.cancel_scope.cancel()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        self._other.set()
 
     async def _stop(self, args: Args) -> Args:
-        self._stopping.set()
+        self._end()
         return {}
 
     async def _nothing(self, args: Args) -> Args:
         return {}
 
     async def _reload(self, args: Args) -> Args:
-        """What differs is taken up by starting anew: workers serve on meanwhile."""
+        """What differs is taken up by starting anew, over the same store where it is the same: workers serve
+        on meanwhile, and what is new is served when this answers."""
         assert self._link is not None
         fresh = CoordinatorSpec.parse(await self._link.call("spec"))
-        if self._spec is not None and fresh != self._spec:
-            _log.info(Event.COORDINATOR_STARTS_ANEW)
-            self._stopping.set()
+        before, self._spec = self._spec, fresh
         views = self._coordinator.views.views if self._coordinator is not None else {}
         active = {db: view.policy for db, view in views.items()}
+        if before is not None and fresh != before:
+            _log.info(Event.COORDINATOR_STARTS_ANEW)
+            if fresh != replace(before, databases=fresh.databases):
+                self._end()
+            elif self._up.is_set():
+                self._anew = trio.Event()
+                self._other.set()
+                with trio.move_on_after(ANEW_SECONDS_MAX):
+                    await self._anew.wait()
         return {"problems": policy_differences(fresh.databases, active)}
 
     async def _status(self, args: Args) -> Args:
@@ -145,6 +174,11 @@ async def _say_ready(link: Link) -> None:
         await link.call("ready")
     except (LinkLost, LinkRefused):
         return
+
+
+def _with_own_socket(spec: CoordinatorSpec) -> CoordinatorSpec:
+    """What serves closes its listening socket at its end; the next one needs it."""
+    return spec if spec.http_fd is None else replace(spec, http_fd=os.dup(spec.http_fd))
 
 
 def _stream(fd: int) -> trio.SocketStream:

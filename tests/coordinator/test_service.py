@@ -28,6 +28,7 @@ from tests.coordinator.parts import (
     make_spec,
     open_session,
     policy_text,
+    serves,
     until_logged,
 )
 from tests.support.etcd import MakeEtcd
@@ -71,6 +72,30 @@ async def test_a_worker_registers_reserves_opens_and_releases(
             connection.close()
             assert await worker.release(permit, "eof")
             assert not await worker.release(permit, "eof")
+
+
+async def test_a_reload_that_names_another_database_goes_on_over_the_same_etcd(
+    postgres_newest: Database, tmp_path: Path
+) -> None:
+    spec = make_spec(tmp_path, hosts=[postgres_newest.address], dbname=postgres_newest.dbname)
+    with socket.create_server(("127.0.0.1", 0)) as http:
+        spec["http_fd"] = http.fileno()
+        async with coordinator(spec) as supervisor:
+            await supervisor.serving()
+            async with Worker().at(supervisor.socket_path) as worker:
+                granted = await worker.reserve()
+            late = "late/write"
+            spec["databases"] = [*spec["databases"], {
+                **spec["databases"][0], "db": late, "name": "late", "policy": policy_text(db=late)}]
+            await supervisor.link.call("reload")
+            async with Worker(worker.boot_id, permits=worker.permits).at(supervisor.socket_path) as again:
+                await again.until(lambda w: serves(w.ledgers.get(late)))
+                assert await again.release(granted["permit"], "eof")
+                await again.reserve(10.0, db=late)
+            async with await trio.open_tcp_stream(*http.getsockname()) as health:
+                await health.send_all(b"GET /healthz HTTP/1.0\r\n\r\n")
+                assert b" 200 " in await health.receive_some(100)
+        assert len([each for each in log_events(tmp_path) if each["event"] == "etcd_started"]) == 1
 
 
 async def test_a_full_ledger_refuses_and_a_waiter_gets_what_is_freed(spec: dict[str, Any]) -> None:
