@@ -170,7 +170,7 @@ def _anew(client: ClientConn, server: ServerConn, name: bytes, statement: Statem
     if client.statements.get(statement.forgets) is not None:
         text = STAND_IN_TEXT
         before = stand_in(server)
-    server.owed.append(o.Closed(None))
+    server.owed.append(o.Closed(statement if name else None))  # not closed if it is skipped
     server.owed.append(o.Parsed(statement, b"", False, named=bool(name)))
     fitting = Statement(on_session, text + b"\0" + types)
     return before + close_statement(on_session) + parse_message(fitting)

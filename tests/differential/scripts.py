@@ -248,7 +248,7 @@ PREPARED: dict[str, Steps] = {
     "deallocate what is not there": [query("deallocate nope"), query("select 1")],
     "deallocate, prepared before its name": [
         parse("deallocate s", "d") + parse("select 1", "s") + SYNC, run("d"), run("s"), run("d"),
-        parse("select 2", "s") + SYNC, run("d"), run("s"),
+        parse("select 2", "s") + SYNC, bind((), "nope") + run("d"), run("d"), run("s"),
         parse("deallocate u") + parse("select 1", "u") + bind() + execute() + SYNC, run("u")],
     "deallocate of itself": [parse("deallocate s", "s") + bind((), "s") + execute() + SYNC, run("s"),
                              parse("deallocate s", "s") + run("s"), run("s")],
