@@ -32,9 +32,11 @@ def auth_faults(
     auth: AuthSettings,
     databases: Mapping[str, DatabaseSettings] | None,
     client_tls: ClientTlsSettings | None = None,
+    *,
+    as_pgbouncer: bool = False,
 ) -> Iterator[Found]:
     """(path, what is wrong) of the `auth` section, and of `databases` and `client_tls` where they contradict
-    it."""
+    it. `as_pgbouncer`: which query and place of it are asked is looked at when a client comes."""
     every = databases or {}
     asks = auth.user is not None or any(each.auth_user is not None for each in every.values())
     if auth.type in NEEDS_SECRETS and auth.file is None and not asks:
@@ -48,11 +50,13 @@ def auth_faults(
         yield "auth.map", "needs auth.ident_file: the file with the maps"
     if auth.password is not None and auth.user is None:
         yield "auth.password", "needs auth.user: it is the password of that user"
-    yield from _queries("auth.query", auth.query)
-    yield from _places("auth.dbname", auth.dbname, every)
+    if not as_pgbouncer:
+        yield from _queries("auth.query", auth.query)
+        yield from _places("auth.dbname", auth.dbname, every)
     for name, database in every.items():
-        yield from _queries(f"databases.{name}.auth_query", database.auth_query)
-        yield from _places(f"databases.{name}.auth_dbname", database.auth_dbname, every)
+        if not as_pgbouncer:
+            yield from _queries(f"databases.{name}.auth_query", database.auth_query)
+            yield from _places(f"databases.{name}.auth_dbname", database.auth_dbname, every)
         if auth.type == "any" and database.user is None:
             yield (f"databases.{name}.user", "is required with auth.type any: the names that clients give "
                                              "mean nothing then")
@@ -64,5 +68,5 @@ def _queries(path: str, query: str | None) -> Iterator[Found]:
 
 
 def _places(path: str, name: str | None, databases: Mapping[str, DatabaseSettings]) -> Iterator[Found]:
-    if name is not None and databases and name not in databases:
+    if name is not None and databases and name not in databases and "*" not in databases:
         yield path, f'there is no "{name}" under databases'

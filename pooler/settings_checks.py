@@ -11,6 +11,7 @@ from typing import Any
 from pooler.net.tls_context import TlsFault, client_tls, server_tls
 from pooler.settings_auth import auth_faults
 from pooler.settings_models import (
+    AdminSettings,
     AuthSettings,
     DatabaseSettings,
     EtcdSettings,
@@ -45,7 +46,9 @@ def faults_across(sections: Mapping[str, Any]) -> Iterator[Found]:
     yield from _tls(sections["client_tls"], sections["server_tls"])
     auth: AuthSettings | None = sections["auth"]
     if auth is not None:
-        yield from auth_faults(auth, databases, sections["client_tls"])
+        admin: AdminSettings | None = sections["admin"]
+        yield from auth_faults(auth, databases, sections["client_tls"],
+                               as_pgbouncer=admin is not None and admin.as_pgbouncer)
 
 
 def haproxy_port(name: str, service: ServiceSettings) -> int | None:

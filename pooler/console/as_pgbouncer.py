@@ -105,12 +105,15 @@ _LOGINS: Final = (  # ours, and PgBouncer's text for it
     (re.compile(r"the (pooler is shutting down)"), r"\1"),
     (re.compile(r'unsupported switch .* in startup parameter "options": .*'),
      "unsupported options startup parameter: only '-c config=val' and '--config=val' are allowed"),
+    (re.compile(r"users cannot be looked up now: .*"), "bouncer config error"),
     (re.compile(r'(no such database: .*|database ".*" is disabled|no more connections allowed.*)'), r"\1"),
 )
 
 
 def reworded_login(error: PoolerError, auth_type: str) -> PoolerError:
     """What a client is told that is not let in: PgBouncer's text and code where it has one, else ours."""
+    if str(error).endswith("no stored secret gives it"):
+        return LoginRefused("server login failed: wrong password type", PROTOCOL_VIOLATION)
     if not isinstance(error, LoginRefused | NotServing | TooManyClients):
         return error  # the server's own words
     if isinstance(error, LoginRefused) and str(error).startswith("password authentication failed for user"):

@@ -34,6 +34,7 @@ class Place:
     query: str
 
 
+NO_PASSWORD_FITS = Secret(plain=b"")  # of one who is there
 Key = tuple[Place, str]
 Ask = Callable[[Place, str], Awaitable[Secret | None]]
 
@@ -142,7 +143,7 @@ class AskedSecrets:
 
 def read_answer(rows: list[list[bytes | None]]) -> Secret | None:
     """The secret in the answer to an auth_query: name and secret, or no row. A NULL secret is that of a user
-    who may not log in by a password. Raises ValueError for an answer of another shape, without showing it."""
+    whom no password lets in. Raises ValueError for an answer of another shape, without showing it."""
     if not rows:
         return None
     if len(rows) > 1:
@@ -151,7 +152,7 @@ def read_answer(rows: list[list[bytes | None]]) -> Secret | None:
         raise ValueError("must give two columns: the name and the secret")
     stored = rows[0][1]
     if stored is None:
-        return None
+        return NO_PASSWORD_FITS
     if len(stored) > SECRET_BYTES_MAX:
         raise ValueError("gave an over-long secret")
     return Secret.parse(stored)

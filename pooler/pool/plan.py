@@ -63,7 +63,7 @@ def plan_for(
     *, forces_user: bool = True,
 ) -> PoolPlan:
     """The plan of the pool that serves `user` on the `databases` entry `name`; as the entry's own user where
-    it has one, unless not `forces_user`.
+    it has one, unless not `forces_user`. `secret` is of the user whose sessions they are.
 
     Raises LoginRefused for a name that no server and no ledger can bear, which only clients can bring.
     """
@@ -73,9 +73,8 @@ def plan_for(
     forced = database.user if forces_user else None
     if not _fits(forced or user):
         raise LoginRefused(f"the user's name is no UTF-8 or over {NAME_BYTES_MAX} bytes", "28000")
-    if forced is not None:
-        password = database.password.get_secret_value() if database.password is not None else None
-        secret = ServerSecret(plain=password.encode() if password is not None else None)
+    if forced is not None and database.password is not None:
+        secret = ServerSecret(plain=database.password.get_secret_value().encode())
     effective = _settings_for(settings, database, user)
     whose = user if forced is None else forced  # whose sessions they are
     reserve = settings.user(whose).reserve_pool_size

@@ -7,6 +7,7 @@ users of its auth_file before they come. Consoles are those of the worker that i
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -29,6 +30,11 @@ FIRST_LINK_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.02
 LEAVE_SECONDS: Final = 5.0
 Row = dict[str, Any]
+
+
+def or_else(own: int | None, of_all: int) -> int:
+    """A limit of one, or that of all."""
+    return of_all if own is None else own
 
 
 class PgBouncerView:
@@ -111,7 +117,8 @@ class PgBouncerView:
             "name": CONSOLE, "port": self._port(), "database": CONSOLE, "force_user": CONSOLE,
             "pool_size": CONSOLE_POOL_SIZE, "min_pool_size": 0, "reserve_pool_size": 0,
             "pool_mode": "statement", "max_connections": 0, "current_connections": 0,
-            "max_client_connections": 0, "current_client_connections": len(self._registry.consoles),
+            "max_client_connections": self._registry.settings.pool.max_db_client_connections,
+            "current_client_connections": len(self._registry.consoles),
             "paused": 0, "disabled": 0}
 
     def _console_pool(self) -> Row:
@@ -133,22 +140,27 @@ class PgBouncerView:
             "application_name": console.application_name, "prepared_statements": 0, "id": console.number}
 
     def _users(self, rows: Sequence[Row]) -> list[Row]:
-        seen = {str(row["name"]) for row in rows}
-        idle = dict.fromkeys(("max_user_connections", "current_connections", "max_user_client_connections",
-                              "current_client_connections"), 0)
-        settings = self._registry.settings
-        known = sorted({*self._registry.known_users, *settings.users, CONSOLE} - seen)
-        shown = [*rows, *({"name": name, **idle} for name in known)]
-        return sorted((row | self._own(str(row["name"])) for row in shown), key=lambda row: str(row["name"]))
+        """Every user that is known, and administrators among the clients."""
+        here = Counter(console.who.name for console in self._registry.consoles.values() if console.who)
+        idle = {"current_connections": 0, "current_client_connections": 0}
+        found = {str(row["name"]): row for row in rows}
+        known = {*found, *here, *self._registry.known_users, *self._registry.settings.users, CONSOLE}
+        shown = []
+        for name in sorted(known):
+            row = idle | found.get(name, {}) | self._own(name) | {"name": name}
+            shown.append(row | {"current_client_connections":
+                                int(row["current_client_connections"]) + here[name]})
+        return shown
 
     def _own(self, name: str) -> Row:
         """What the config says of a user: sizes are text, empty where unset."""
-        own = self._registry.settings.user(name)
+        own, of_all = self._registry.settings.user(name), self._registry.settings.pool
         size, reserve = own.pool_size, own.reserve_pool_size
         return {"pool_size": "" if size is None else str(size), "pool_mode": own.pool_mode,
                 "reserve_pool_size": "" if reserve is None else str(reserve),
-                "max_user_connections": own.max_user_connections or 0,
-                "max_user_client_connections": own.max_user_client_connections or 0}
+                "max_user_connections": or_else(own.max_user_connections, of_all.max_user_connections),
+                "max_user_client_connections": or_else(
+                    own.max_user_client_connections, of_all.max_user_client_connections)}
 
     def _lists(self, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         """Logged-in administrators are clients, the console is a database and a pool."""

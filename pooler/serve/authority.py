@@ -15,9 +15,18 @@ from time import monotonic
 import structlog
 import trio
 
-from pooler.errors import NotServing, PoolerError, UsageFault
+from pooler.console.as_pgbouncer import PROTOCOL_VIOLATION
+from pooler.console.pgbouncer_state import CONSOLE
+from pooler.errors import LoginRefused, NotServing, PoolerError, UsageFault
 from pooler.net.auth_files import AuthFiles
-from pooler.net.auth_query import DEFAULT_QUERY, SESSION_SETTINGS, AskedSecrets, Place, read_answer
+from pooler.net.auth_query import (
+    DEFAULT_QUERY,
+    NO_PASSWORD_FITS,
+    SESSION_SETTINGS,
+    AskedSecrets,
+    Place,
+    read_answer,
+)
 from pooler.net.failures import FailedLogins
 from pooler.net.gate import GateRules
 from pooler.net.userlist import Userlist
@@ -31,7 +40,7 @@ from pooler.wire.scram import Verifier
 PAM_SERVICE = "pgbouncer"
 ANSWER_ROWS_MAX = 2  # one more than may be
 ASKED_WITHOUT_NAME = "postgres"  # where a client's database is only what it says
-NOBODY_CAN_LOG_IN = Secret(plain=b"")  # exists, and no password fits
+RESERVED = frozenset({CONSOLE})
 
 log = structlog.get_logger()
 
@@ -48,6 +57,7 @@ class Authority:
         self._asked = AskedSecrets(self._ask, registry.parts.nursery.start_soon, monotonic)
         self._failures = FailedLogins(0, 0.0)
         self._methods: Counter[Method] = Counter()  # of the secrets that the server gave
+        registry.listed_secret = self._secret_of
         self._apply()
 
     def take(self, settings: Settings) -> None:
@@ -65,8 +75,11 @@ class Authority:
         """Secrets in the file that changed: sessions opened from now on log in with them."""
         registry, users = self._registry, self.files.userlist or Userlist()
         for key in list(registry.pools):
-            secret = ServerSecret.of(users.find(key.user))
-            if secret != ServerSecret() and registry.settings.database_for(key.name, None) is not None:
+            if registry.settings.database_for(key.name, None) is None:
+                continue
+            forced = registry.settings.database(key.name).user if key.forces_user else None
+            secret = ServerSecret.of(users.find(forced or key.user))
+            if secret != ServerSecret():
                 registry.pool(key.name, key.user, key.service, secret, forces_user=key.forces_user)
 
     def _apply(self) -> None:
@@ -110,8 +123,11 @@ class Authority:
             return listed
         place = self._place(service, database)
         if place is not None:
-            return await self._asked.find(place, user) if is_utf8(user) else None
-        return NOBODY_CAN_LOG_IN if self.files.userlist is None else None
+            found = await self._asked.find(place, user) if is_utf8(user) else None
+            if found is None and self._registry.settings.admin.as_pgbouncer:
+                raise LoginRefused("no such user", PROTOCOL_VIOLATION)  # it does not hide it, either
+            return found
+        return NO_PASSWORD_FITS if self.files.userlist is None else None
 
     async def _ask_again(
         self, service: str | None, user: str, database: str, wrong: Secret | None
@@ -134,7 +150,21 @@ class Authority:
         if user is None:
             return None
         place = dbname or (name if name in settings.databases else ASKED_WITHOUT_NAME)
+        if settings.admin.as_pgbouncer:
+            self._check_place(place)
         return Place(place, user, query or DEFAULT_QUERY)
+
+    def _check_place(self, name: str) -> None:
+        """What PgBouncer takes at its start and refuses at each login."""
+        registry = self._registry
+        if name in registry.disabled:
+            raise LoginRefused(f'authentication database "{name}" is disabled', PROTOCOL_VIOLATION)
+        why = "" if registry.settings.database_for(name, None) is not None else "is not configured"
+        why = "is reserved for the console" if name in RESERVED else why
+        if why:
+            reason = f'authentication database "{name}" {why}'
+            log.error(Event.AUTH_QUERY_FAILED, database=name, reason=reason)
+            raise LoginRefused("bouncer config error", PROTOCOL_VIOLATION)
 
     async def _ask(self, place: Place, user: str) -> Secret | None:
         seconds = self._registry.settings.auth.query_timeout_seconds
@@ -143,7 +173,11 @@ class Authority:
                 return await self._look_up(place, user, seconds)
         except trio.TooSlowError:
             reason = f"no answer within {seconds:g} s"
-        except (PoolerError, ValueError) as fault:
+        except PoolerError as fault:
+            reason = str(fault)
+            if self._registry.settings.admin.as_pgbouncer and getattr(fault, "server_error", None):
+                raise  # in the server's own words
+        except ValueError as fault:
             reason = str(fault)
         except Exception:
             log.exception(Event.SOMETHING_FAILED, where="auth_query")

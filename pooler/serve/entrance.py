@@ -126,9 +126,15 @@ class Entrance:
         if not self._count.enter(sys.maxsize if is_admin else settings.pool.max_client_conn):
             raise _too_many(settings.pool.max_client_conn)
         self.consoles += 1
+        counted = False
         try:
+            admit = self._registry.admit_always if is_admin else self._registry.admit
+            admit(asked.database, asked.user)
+            counted = True
             await self._console(raw, asked)
         finally:
+            if counted:
+                self._registry.dismiss(asked.database, asked.user)
             self.consoles -= 1
             self._count.leave()
             raw.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
@@ -181,17 +181,28 @@ class Figures:
                 pool_mode=registry.settings.pool_mode(name),
                 max_connections=int(view.policy.get("serverSessionPermits", 0)) if view is not None else 0,
                 current_connections=sum(pool.core.total for pool in pools),
+                max_client_connections=_limit(database.max_db_client_connections,
+                                              registry.settings.pool.max_db_client_connections),
                 current_client_connections=sum(len(pool.clients) for pool in pools),
                 paused=registry.is_paused(name), disabled=name in registry.disabled))
 
     def _users(self) -> Iterable[r.Row]:
-        users: dict[str, s.UserRow] = {}
-        for pool in self._registry.pools.values():
-            row = users.get(pool.plan.user) or s.UserRow(name=pool.plan.user)
-            users[pool.plan.user] = replace(
-                row, current_connections=row.current_connections + pool.core.total,
-                current_client_connections=row.current_client_connections + len(pool.clients))
-        return [r.user_row(row) for row in users.values()]
+        """Sessions are those of the user they log in as, clients those of the user who came."""
+        sessions, clients = Counter[str](), Counter[str]()
+        for key, pool in self._registry.pools.items():
+            sessions[pool.plan.user] += pool.core.total
+            clients[key.user] += len(pool.clients)
+        settings = self._registry.settings
+        for name in {**sessions, **clients}:
+            own = settings.user(name)
+            yield r.user_row(s.UserRow(
+                name=name, pool_size=own.pool_size, reserve_pool_size=own.reserve_pool_size,
+                pool_mode=own.pool_mode,
+                max_user_connections=_limit(own.max_user_connections, settings.pool.max_user_connections),
+                current_connections=sessions[name],
+                max_user_client_connections=_limit(own.max_user_client_connections,
+                                                   settings.pool.max_user_client_connections),
+                current_client_connections=clients[name]))
 
     def _lists(self) -> Iterable[r.Row]:
         users = {pool.plan.user for pool in self._registry.pools.values()}
@@ -213,6 +224,10 @@ class Figures:
         return [{"index": self._index, "boot_id": self.boot_id, "state": status["state"],
                  "clients": status["clients"], "waiting": status["waiting"], "sessions": status["sessions"],
                  "linked": int(status["linked"])}]
+
+
+def _limit(own: int | None, of_all: int) -> int:
+    return of_all if own is None else own
 
 
 def holders(registry: Registry, most: int = 5) -> list[str]:

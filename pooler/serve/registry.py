@@ -5,7 +5,7 @@ The one place where these are looked up; who decides about them is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -51,6 +51,7 @@ class Registry:
     consoles: dict[bytes, Interrupt] = field(default_factory=dict)
     names: NameCounts = field(default_factory=NameCounts)  # clients by database and by user
     known_users: Collection[str] = ()  # those of the userlist
+    listed_secret: Callable[[str], ServerSecret] = lambda _user: ServerSecret()  # what it has for one
     followed: dict[Pool, Pool] = field(default_factory=dict)  # by the pool of another ledger, see changes
     paused: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)
@@ -77,6 +78,7 @@ class Registry:
             service = None  # the same pool as by name
         key = PoolKey(name, user, service, forces_user or self.settings.database(name).user is None)
         pool = self.pools.get(key)
+        secret = self.secret_for(name, secret, forces_user=key.forces_user)
         if pool is not None and secret == ServerSecret():  # a login that shows none takes none away
             secret = pool.plan.secret
         plan = plan_for(self.settings, name, user, secret, service, forces_user=key.forces_user)
@@ -95,15 +97,23 @@ class Registry:
             pool.apply_settings(plan)
         return pool
 
+    def secret_for(self, name: str, secret: ServerSecret, *, forces_user: bool = True) -> ServerSecret:
+        """What logs in to the servers: the entry's user has his own, of the entry or else of the userlist; a
+        client's says nothing of him."""
+        forced = self.settings.database(name).user if forces_user else None
+        return secret if forced is None else self.listed_secret(forced)
+
     def admit(self, name: str, user: str) -> None:
         """Count one more client of this database and user. Raises TooManyClients."""
-        pool, database, whose = self.settings.pool, self.settings.database(name), self.settings.user(user)
+        settings = self.settings
+        known = settings.database_for(name, None) is not None  # the console's is not
+        pool, database, whose = settings.pool, settings.database(name) if known else None, settings.user(user)
         limits = (
             ("max_db_client_connections", pool, database, b"d" + name.encode(errors="surrogateescape")),
             ("max_user_client_connections", pool, whose, b"u" + user.encode(errors="surrogateescape")))
         counted: list[bytes] = []
         for setting, of_all, own, key in limits:
-            limit: int | None = getattr(own, setting)
+            limit: int | None = getattr(own, setting, None)
             limit = getattr(of_all, setting) if limit is None else limit
             if not self.names.enter(key, limit or 0):
                 for each in counted:

@@ -183,7 +183,8 @@ async def seat(
     Raises LoginRefused where there is no permit for it, DialFailed with the server's own words, and what else
     `open_session` raises. The client's socket is taken over only if it returns.
     """
-    plan = plan_for(registry.settings, name, asked.user, asked.secret, service)
+    secret = registry.secret_for(name, asked.secret)
+    plan = plan_for(registry.settings, name, asked.user, secret, service)
     if registry.is_paused(name):
         raise NotServing(f'database "{name}" is paused')
     try:

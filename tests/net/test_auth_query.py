@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pooler.errors import NotServing
-from pooler.net.auth_query import AskedSecrets, Place, read_answer
+from pooler.net.auth_query import NO_PASSWORD_FITS, AskedSecrets, Place, read_answer
 from pooler.wire.auth import Secret, md5_secret
 from pooler.wire.scram import Verifier
 
@@ -160,7 +160,7 @@ def test_an_answer_is_a_name_and_a_secret() -> None:
     verifier = Verifier.derive(b"pw", b"salt")
     hashed = md5_secret(b"pw", "ann")
     assert read_answer([]) is None
-    assert read_answer([[b"ann", None]]) is None
+    assert read_answer([[b"ann", None]]) == NO_PASSWORD_FITS
     assert read_answer([[b"ann", b"pw", b"more"]]) == Secret(plain=b"pw")
     assert read_answer([[b"ann", hashed]]) == Secret(md5=hashed)
     assert read_answer([[b"ann", verifier.secret().encode()]]) == Secret(scram=verifier)

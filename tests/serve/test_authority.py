@@ -13,9 +13,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from pooler.errors import NotServing
-from pooler.net.auth_query import DEFAULT_QUERY, SESSION_SETTINGS, Place
-from pooler.serve.authority import NOBODY_CAN_LOG_IN, Authority, check_pam
+from pooler.errors import LoginRefused, NotServing
+from pooler.net.auth_query import DEFAULT_QUERY, NO_PASSWORD_FITS, SESSION_SETTINGS, Place
+from pooler.serve.authority import Authority, check_pam
 from pooler.serve.registry import PoolKey
 from pooler.settings import Settings, load
 from pooler.wire.auth import AuthType, Method, Secret, ServerSecret, md5_secret
@@ -47,7 +47,7 @@ async def made(
     for name, content in {"o.yaml": POLICY, "users": '"ann" "pw"\n"asker" "asking"\n', **files}.items():
         (tmp_path / name).write_text(content)
     parts = SimpleNamespace(nursery=nursery)
-    registry = Registry(settings=settings(tmp_path, auth), parts=parts, asked=[], pools={})
+    registry = Registry(settings=settings(tmp_path, auth), parts=parts, asked=[], pools={}, disabled=set())
     return Authority(registry, b"mock"), registry  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ async def test_without_a_file_and_an_asker_everybody_exists_and_no_password_fits
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     authority, _ = await made(tmp_path, nursery, "{type: trust}")
-    assert await authority.rules(None).find_user("anybody", "o") == NOBODY_CAN_LOG_IN
+    assert await authority.rules(None).find_user("anybody", "o") == NO_PASSWORD_FITS
 
 
 async def test_a_faulty_file_at_a_reload_leaves_what_was_in_force_and_says_so(
@@ -172,12 +172,39 @@ async def test_a_secret_that_changed_in_the_file_is_told_to_its_pools(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, registry = await made(tmp_path, nursery, "{type: md5, file: users}")
-    registry.pools = {PoolKey("o", "ann", None): None, PoolKey("o", "unlisted", None): None,
-                      PoolKey("gone", "ann", None): None}
+    registry.pools = {PoolKey("own", "ann", None): None, PoolKey("own", "unlisted", None): None,
+                      PoolKey("gone", "ann", None): None, PoolKey("o", "bob", None): None}
     monkeypatch.setattr(registry, "pool", lambda *args, **more: registry.asked.append((*args, more)))
-    (tmp_path / "users").write_text('"ann" "new"\n')
+    (tmp_path / "users").write_text('"ann" "new"\n"forced" "his"\n')
     authority.take(registry.settings)
-    assert registry.asked == [("o", "ann", None, ServerSecret(plain=b"new"), {"forces_user": True})]
+    assert registry.asked == [
+        ("own", "ann", None, ServerSecret(plain=b"new"), {"forces_user": True}),
+        ("o", "bob", None, ServerSecret(plain=b"his"), {"forces_user": True})]  # sessions are this user's
+    assert registry.listed_secret("forced") == ServerSecret(plain=b"his")
+
+
+async def test_where_it_stands_for_pgbouncer_it_says_who_is_not_there_and_what_is_wrong(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, registry = await made(tmp_path, nursery, "{type: md5, file: users, user: asker}")
+    admin = registry.settings.admin.model_copy(update={"as_pgbouncer": True})
+
+    def change(**auth: str) -> None:
+        was = registry.settings
+        registry.settings = was.model_copy(
+            update={"admin": admin, "auth": was.auth.model_copy(update=auth)})
+
+    change()
+    monkeypatch.setattr(registry, "pool", lambda *_, **__: Pool([]))
+    with pytest.raises(LoginRefused, match=r"^no such user$"):
+        await authority.rules(None).find_user("bob", "o")
+    registry.disabled = {"o"}
+    with pytest.raises(LoginRefused, match=r'^authentication database "o" is disabled$'):
+        await authority.rules(None).find_user("bob", "o")
+    for name in ("nix", "pgbouncer"):
+        change(dbname=name)
+        with pytest.raises(LoginRefused, match=r"^bouncer config error$"):
+            await authority.rules(None).find_user("bob", "o")
 
 
 async def test_proxies_are_not_counted_among_failures(tmp_path: Path, nursery: trio.Nursery) -> None:
