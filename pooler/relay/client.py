@@ -296,7 +296,7 @@ class ClientConn:
 
     def did_not_happen(self, entry: o.Entry) -> None:
         """The server skipped it after an error: a name that it would have made or closed stays as it was."""
-        if self.statements is None or isinstance(entry, o.Closed):
+        if self.statements is None or isinstance(entry, o.Closed) or entry.name is None:
             return
         again = entry.closed if isinstance(entry, o.Told) else entry.before
         if again is not None:

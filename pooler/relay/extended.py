@@ -66,7 +66,7 @@ def _take_parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes
         message = replaced or message
     if pool.passes_names:
         pool.server_parses += 1
-        server.owed.append(o.Parsed(_NOBODY, b"", True))
+        server.owed.append(o.Parsed(_NOBODY, None, True))
         server.commits = True
         return replaced
     parse = _parse(client, server, message)
@@ -115,7 +115,7 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         assert statement is not None
         before = _ensure(server, statement)
         server.pool.server_parses += 1
-        server.owed.append(o.Parsed(_NOBODY, b"", True))
+        server.owed.append(o.Parsed(_NOBODY, None, True))
         return before + parse_message(statement)
     if server.statements.touch(statement):
         server.owed.append(o.Told(o.PARSE_COMPLETE, name))

@@ -29,7 +29,8 @@ Owed = deque[Any]
 class Parsed:
     """A Parse on its way. If it fails or is skipped, `statement` is not on the session after all.
 
-    `forward`: the client asked for it (under `name`) and gets the answer; else the pooler put it in. `named`:
+    `forward`: the client asked for it (under `name`; None: no name of its hangs on it) and gets the answer;
+    else the pooler put it in. `named`:
     it is to have the pooler's name on the session; else it is the unnamed one, which was `before` to the
     client and is so again if this is skipped.
     """
@@ -37,7 +38,7 @@ class Parsed:
     __slots__ = ("before", "forward", "name", "named", "statement")
 
     def __init__(
-        self, statement: Statement, name: bytes, forward: bool, named: bool = True,
+        self, statement: Statement, name: bytes | None, forward: bool, named: bool = True,
         before: Statement | None = None,
     ) -> None:
         self.statement = statement

@@ -18,7 +18,6 @@ from tests.differential.script import (
     first_difference,
     keeps_session,
     kinds,
-    unanswered,
     writes,
 )
 
@@ -44,18 +43,24 @@ class Watch:
     def is_quiet(self, watched: RawClient) -> bool | None:
         """The server has read all that was sent, did it, and waits for more. None: it is gone."""
         unread = struct.unpack("i", fcntl.ioctl(watched.socket, TIOCOUTQ, bytes(4)))[0]
-        said = self._client.query(f"select wait_event from pg_stat_get_activity({watched.session.pid})")
+        said = self._shown("wait_event", watched)
         return (not unread and said == [["ClientRead"]]) if said else None
+
+    def is_idle(self, watched: RawClient) -> bool:
+        """No query, and no group of messages, has begun since its last ReadyForQuery."""
+        return self._shown("state", watched) == [["idle"]]
+
+    def _shown(self, what: str, watched: RawClient) -> list[list[str | None]]:
+        return self._client.query(f"select {what} from pg_stat_get_activity({watched.session.pid})")
 
 
 class Listener:
-    """A client, what it heard since its login, and what it sent that no ReadyForQuery has answered."""
+    """A client, what it heard since its login, and the kinds of messages that it sent."""
 
     def __init__(self, client: RawClient) -> None:
         self.client = client
         self.heard: list[Message] = []
         self.sent = b""
-        self.failed = False  # an error since the last ReadyForQuery
         self.ended = False
 
     def send(self, data: bytes, cut: Cut = whole) -> None:
@@ -100,10 +105,6 @@ class Listener:
             self.ended = True
             return
         self.heard.append(said)
-        if said.type == "E":
-            self.failed = True
-        if said.type == "Z":
-            self.sent, self.failed = unanswered(self.sent, failed=self.failed), False
 
     def take_until_end(self) -> None:
         """Says goodbye and hears the rest."""
@@ -127,7 +128,8 @@ def play_straight(steps: Steps, login: Login, watch: Watch) -> Reference:
                 listener.take_until_quiet(watch)
             found.counts.append(len(listener.heard))
             found.closed.append(listener.ended)
-            found.holds.append(not listener.ended and keeps_session(listener.heard, listener.sent))
+            found.holds.append(not listener.ended and keeps_session(
+                listener.heard, listener.sent, idle=watch.is_idle(listener.client)))
             found.blocks |= any(said.type == "Z" and said.body != b"I" for said in listener.heard)
         for client, listener in listeners.items():
             listener.take_until_end()
@@ -154,7 +156,8 @@ class Pooled:
             left = list(enumerate(script))
             while left:
                 # who waits for a session says no more until it has one: the first of those who do not
-                place = next(n for n, (_, write) in enumerate(left) if write.client not in due)
+                place = next((n for n, (_, write) in enumerate(left) if write.client not in due), None)
+                assert place is not None, f"{due} wait for what {holders} have, and these say no more"
                 at, write = left.pop(place)
                 if listeners[write.client].ended:
                     continue

@@ -55,22 +55,14 @@ class Reference:
     blocks: bool = False  # somebody was in a transaction block
 
 
-def unanswered(sent: bytes, *, failed: bool) -> bytes:
-    """Kinds of messages sent that ReadyForQuery leaves unanswered; `failed`: an error came before it.
-
-    It answers the first Query, FunctionCall or Sync; after an error within a group the Sync, which everything
-    before it is skipped to.
+def keeps_session(said: Sequence[Message], sent: bytes, *, idle: bool) -> bool:
+    """Whether a client that heard and sent this needs its session still, and nobody else can have it. `idle`:
+    the server shows that its last ReadyForQuery is behind all that changes this; it does not for a Describe,
+    a Close or a Bind that it has met since.
     """
-    in_group = sent.lstrip(b"dcfH")[:1] not in (b"Q", b"F")
-    ends = b"S" if failed and in_group else b"QFS"
-    at = next((n for n, kind in enumerate(sent) if kind in ends), len(sent) - 1)
-    return sent[at + 1 :]
-
-
-def keeps_session(said: Sequence[Message], sent_since_ready: bytes) -> bool:
-    """Whether a client that heard this needs its session still, and nobody else can have it."""
     told = [each for each in said if each.type not in ("N", "A", "S")]
-    if any(kind in WORKS for kind in sent_since_ready):
+    behind = sent[max(sent.rfind(end) for end in b"QFS") + 1 :]
+    if not idle or any(kind in WORKS for kind in behind):
         return True
     return bool(told) and (told[-1].type != "Z" or told[-1].body != b"I")
 

@@ -2,29 +2,38 @@
 session of its own, and what is committed is the same.
 
 POOLER_DIFFERENTIAL_STEPS is how many messages to send (of all clients), POOLER_DIFFERENTIAL_SEED repeats a
-run: the seed is printed. Hypothesis shows a failing script.
+run: the seed is printed. A failing script is kept in a file; POOLER_DIFFERENTIAL_SCRIPT=that file has it
+shortened and shown instead.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
+import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 from pooler.demo.client import RawClient
+from tests.differential import players
 from tests.differential.conftest import POOLS, Rig
 from tests.differential.generated import COMMITTED, EMPTY, SETUP, pieces, scripts
 from tests.differential.players import Cut, differences, play_straight, run
 from tests.differential.script import Reference, Write, kinds
+from tests.differential.shorten import shortened
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
 STEPS = int(os.environ.get("POOLER_DIFFERENTIAL_STEPS", "2500"))
+SCRIPT = os.environ.get("POOLER_DIFFERENTIAL_SCRIPT", "")
 # a failure takes ten seconds to be seen, and so too long to be made short
 PHASES = (Phase.generate,)
 ROUND = 40  # scripts between two looks at the number of steps
@@ -72,11 +81,16 @@ class Compared:
         run(self.owner, EMPTY)
         sessions = POOLS[self.pool][1]
         found = differences(steps, expected, partial(self.rig.pooled, self.pool), sessions, cutter(cut_seed))
-        if found:
-            for number, write in enumerate(steps):
-                note(f"{number}: client {write.client} {kinds(write.data).decode()} {write.data[:400]!r}")
         assert not found, "\n".join(f"client {n}: {said}" for n, said in found.items())
         assert self.owner.query(COMMITTED) == committed
+
+
+def kept(pool: str, steps: list[Write], cut_seed: int) -> Path:
+    """Where a script that failed lies from now on."""
+    said = {"pool": pool, "cut_seed": cut_seed, "steps": [(step.data.hex(), step.client) for step in steps]}
+    with tempfile.NamedTemporaryFile("w", prefix="pooler-script-", suffix=".json", delete=False) as file:
+        json.dump(said, file)
+    return Path(file.name)
 
 
 @pytest.mark.timeout(6 * 3600 if STEPS > 10_000 else 300)
@@ -85,11 +99,11 @@ def test_any_interleaving_is_heard_as_straight_from_the_server(newest: Rig, pool
     first = int(os.environ.get("POOLER_DIFFERENTIAL_SEED", "0")) or secrets.randbits(32)
     compared = Compared(newest, pool)
     number = 0
-    while compared.steps < STEPS // 3:
-        print(f"POOLER_DIFFERENTIAL_SEED={first + number} of {compared.steps} steps")  # noqa: T201  to repeat it
-        _round(compared, first + number)
-        number += 1
-    compared.owner.close()
+    with closing(compared.owner):
+        while compared.steps < STEPS // 3:
+            print(f"POOLER_DIFFERENTIAL_SEED={first + number} of {compared.steps} steps")  # noqa: T201
+            _round(compared, first + number)
+            number += 1
 
 
 def _round(compared: Compared, seed_: int) -> None:
@@ -98,6 +112,46 @@ def _round(compared: Compared, seed_: int) -> None:
               suppress_health_check=list(HealthCheck))
     @given(steps=scripts(), cut_seed=st.integers(0, 1 << 16))
     def compare(steps: list[Write], cut_seed: int) -> None:
-        compared.compare(steps, cut_seed)
+        try:
+            compared.compare(steps, cut_seed)
+        except AssertionError:
+            note(f"POOLER_DIFFERENTIAL_SCRIPT={kept(compared.pool, steps, cut_seed)}")
+            raise
 
     compare()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not SCRIPT, reason="POOLER_DIFFERENTIAL_SCRIPT names no script")
+def test_a_kept_script_is_heard_as_straight_from_the_server(
+    newest: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(players, "WAIT_SECONDS", 1.5)
+    script = json.loads(Path(SCRIPT).read_text())
+    compared = Compared(newest, script["pool"])
+    why = ""
+
+    def fails(steps: list[Write]) -> bool:
+        nonlocal why
+        try:
+            compared.compare(steps, script["cut_seed"])
+        except AssertionError as fault:
+            said = str(fault).partition("\nassert ")[0]
+            if not why or _kind(said) == _kind(why):
+                why = said
+                return True
+        return False
+
+    steps = [Write(bytes.fromhex(data), client) for data, client in script["steps"]]
+    failed = fails(steps)
+    if failed:
+        steps = shortened(steps, fails)
+    compared.owner.close()
+    if failed:
+        lines = [f"{client} {kinds(data).decode()} {data!r}" for data, client in steps]
+        pytest.fail("\n".join([*lines, why]))
+
+
+def _kind(why: str) -> str:
+    """What a shorter script must fail with too."""
+    return re.sub(r"\d", "", why)[:100]

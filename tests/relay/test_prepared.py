@@ -264,3 +264,13 @@ def test_an_unnamed_statement_is_there_behind_a_query_that_was_skipped(use: byte
         w.say(other, query("select 2"))
         heard = w.say(client, bind() + query("select 2") + use + SYNC)
         assert heard.endswith("C:SELECT 1 Z:I E:26000 Z:I")
+
+
+def test_a_parse_of_a_name_in_use_leaves_the_unnamed_statement() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        again = parse("select 2", "b") + parse("select 3", "b")
+        assert w.say(one, parse("select 1") + again + SYNC) == "1 1 E:42P05 Z:I"
+        w.say(two, query("select 4"))
+        assert w.say(one, bind(()) + execute() + SYNC) == "2 D:1 C:SELECT 1 Z:I"
+        w.check_idle()
