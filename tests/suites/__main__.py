@@ -13,6 +13,7 @@ from tests.suites.asyncpg import Asyncpg
 from tests.suites.node import NodePostgres
 from tests.suites.outcomes import Difference, Run, differences
 from tests.suites.pg_regress import PINNED, PgRegress
+from tests.suites.postgres_js import PostgresJs
 from tests.suites.psycopg2 import Psycopg2
 from tests.suites.rig import Pool
 from tests.suites.run import Plan, Suite, measure
@@ -21,7 +22,7 @@ from tests.suites.sqlalchemy import EVERYTHING, SqlAlchemy
 _ALL: Final[tuple[Suite, ...]] = (
     Asyncpg(), Psycopg2(), SqlAlchemy("psycopg"), SqlAlchemy("psycopg_async"), SqlAlchemy("asyncpg"),
     SqlAlchemy("psycopg2"), SqlAlchemy("pg8000"), SqlAlchemy("psycopg", EVERYTHING),
-    PgRegress(), PINNED, NodePostgres(),
+    PgRegress(), PINNED, NodePostgres(), PostgresJs(),
 )
 SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
 POOLS: Final[tuple[Pool, ...]] = ("direct", "session", "transaction")

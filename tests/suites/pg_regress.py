@@ -119,8 +119,14 @@ def _run(shared: Path, where: Target, place: Path, out: Path, only: Sequence[str
 def read_run(said: str, differences: str) -> Run:
     """What pg_regress printed, and its regression.diffs."""
     details = dict(_by_test(differences))
-    return {test: Outcome(_VERDICTS[verdict], details.get(test, "")[:DETAIL_LENGTH_MAX])
+    return {test: Outcome(_VERDICTS[verdict], _shortened(details.get(test, "")))
             for test, verdict in _LINE.findall(said)}
+
+
+def _shortened(difference: str) -> str:
+    """Its beginning, and as the last line what was first said otherwise: all behind may follow from it."""
+    lines = [line for line in difference.splitlines() if line.startswith(("+", "-"))]
+    return f"{difference[:DETAIL_LENGTH_MAX]}\n{''.join(lines[2:3])}" if lines else ""
 
 
 def _by_test(differences: str) -> Iterator[tuple[str, str]]:
