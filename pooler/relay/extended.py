@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pooler.relay import owed as o
 from pooler.wire.prepared import (
     ALL,
+    ALTERS,
     MAY_FORGET,
     STAND_IN_TEXT,
     Statement,
@@ -105,7 +106,10 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
             _parse_unnamed(server, known, known)
             return None
     previous = prepared.get(name)
-    statement = prepared.add(name, body, client.parameters.search_path)
+    # behind something that may have changed tables or types, what others prepared is no measure, nor is what
+    # this one sees before it is committed a measure for others
+    alone = name != b"" and (server.altered or (bool(server.owed) and ALTERS(client.last_sent) is not None))
+    statement = prepared.add(name, body, client.parameters.search_path, alone=alone)
     if not name:
         assert statement is not None
         _parse_unnamed(server, statement, previous)
@@ -151,6 +155,8 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
         server.residue |= statement.residue
     if statement.commits:
         server.commits = True
+    if statement.alters:
+        server.altered = True
     if forgets is not None and forgets != ALL and server.status != FAILED:
         before += _anew(client, server, name, statement)
     server.owed.append(o.BIND)

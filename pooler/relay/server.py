@@ -37,6 +37,7 @@ class ServerConn:
 
     __slots__ = (
         "_paused",
+        "altered",
         "answered",
         "backend_start_us",
         "cancels",
@@ -99,6 +100,7 @@ class ServerConn:
         self.secret_key, self.backend_start_us = opened.secret_key, opened.backend_start_us
         self.parameters = self.fresh = parameters
         self.statements = SessionStatements(pool.statements_max)
+        self.altered = False  # tables or types, by what may not be committed yet
         self.row: Any = None
         self.client: Served | None = None
         self.owed: o.Owed = deque()
@@ -294,6 +296,9 @@ class ServerConn:
         self.syncs_ignored = 0
         pool = self.pool
         pool.query_seconds += now - self.query_at
+        if self.altered and self.status == IDLE:
+            self.altered = False
+            pool.statements.outdate_all()
         if self.status == IDLE and not client.skip:
             if client.holds:
                 if self.retire == CHANGED:

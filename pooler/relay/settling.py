@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from pooler.relay import owed as o
-from pooler.wire.prepared import ALL, OUTDATED_PLAN, OWN_NAME, UNSURE
+from pooler.wire.prepared import ALL, ALTERING_TAG, IS_ANALYSIS, OUTDATED_PLAN, OWN_NAME, UNSURE
 from pooler.wire.session_state import FORGETTING_TAGS, Residue, is_local_set, residue_of_tag
 from pooler.wire.state_refusal import words_for
 
@@ -21,6 +21,7 @@ _DEFAULT: Final = re.compile(rb"\bdefault\b", re.IGNORECASE).search  # SET … T
 def errored(server: ServerConn, message: bytes) -> None:
     """An ErrorResponse: what the server skips after it did not happen."""
     owed = server.owed
+    is_bind = bool(owed) and owed[0] == o.BIND
     if not o.ends_by_itself(owed):
         if type(owed[0]) is o.Parsed:
             owed[0].before = None  # it was not skipped: it dropped the unnamed statement, and failed
@@ -29,7 +30,7 @@ def errored(server: ServerConn, message: bytes) -> None:
         server.unsynced = server.unsynced or not owed  # a query that seemed to end the group is skipped too
         server.statements.unnamed = UNSURE  # one may have been replaced, or not
     statements = server.client.statements if server.client is not None else None
-    if statements is not None and OUTDATED_PLAN(message) is not None:
+    if statements is not None and (OUTDATED_PLAN(message) is not None or (is_bind and IS_ANALYSIS(message))):
         statements.outdate()
     server.copy_in = False
     server.doubtful = server.doubtful or server.syncs_ignored > 0
@@ -83,6 +84,9 @@ def tagged(server: ServerConn, tag: bytes) -> None:
         server.residue |= residue_of_tag(tag)
         if tag == b"SET" and server.client is not None and _DEFAULT(server.client.last_sent) is not None:
             server.residue |= _RESETS
+    if ALTERING_TAG(tag) is not None:
+        server.altered = True
+        server.pool.statements.outdate_all()
     if tag in FORGETTING_TAGS:
         server.statements.clear()
         server.statements.unnamed = UNSURE

@@ -19,10 +19,15 @@ from pooler.wire.session_state import residue_of_text
 
 SERVER_NAME_PREFIX = b"pooler_"
 COMMITS = re.compile(rb"\b(?:commit|end|prepare\s+transaction)\b", re.IGNORECASE)
+ALTERING_WORDS = rb"(?:alter|create|drop|import|do|call)\b"
+ALTERING_TAG: Final = re.compile(ALTERING_WORDS, re.IGNORECASE).match
+"""Whether what has this tag may change what texts mean: the types of their parameters and columns."""
 ALL = b"\0"
 """As what a text forgets: every name. No name can be this."""
 MAY_FORGET: Final = re.compile(rb"deallocate|discard", re.IGNORECASE).search
 _BLANK = rb"(?:\s|--[^\n\r]*[\n\r]|/\*(?:(?!\*/|/\*).)*\*/)"
+ALTERS: Final = re.compile(rb"(?:;|" + _BLANK + rb")*" + ALTERING_WORDS, re.IGNORECASE | re.DOTALL).match
+"""The same of a text: whether its first statement may."""
 _FORGETTING = re.compile(
     rb"(?:;|" + _BLANK + rb")*(?:discard" + _BLANK + rb"+(?P<discard>all)"
     rb"|deallocate(?:" + _BLANK + rb"+prepare)?" + _BLANK
@@ -33,6 +38,8 @@ _FORGETTING = re.compile(
 )
 OWN_NAME: Final = re.compile(rb'"(pooler_\d+)"')
 OUTDATED_PLAN: Final = re.compile(rb"C0A000\0.*RRevalidateCachedQuery\0", re.DOTALL).search
+IS_ANALYSIS: Final = re.compile(rb"\0C42...\0", re.DOTALL).search
+"""Whether an error is about what a text means: a Bind fails so where that is no longer what it was."""
 _NAME_BYTES_MAX = 63  # PostgreSQL cuts longer ones
 _STAND_IN = SERVER_NAME_PREFIX + b"stand_in"
 STAND_IN_TEXT: Final = b"DEALLOCATE " + _STAND_IN
@@ -52,11 +59,12 @@ class Statement:
     """One text with its parameter types. `body` is what follows the name in Parse, `uses` the names for it.
 
     `residue` is what executing the text may leave behind on a session (see `session_state`), `commits`
-    whether it may end a transaction, `forgets` what prepared names it forgets: they are found once here and
-    not again at each Bind. `path` is the search path that the text was prepared under, if that is known.
+    whether it may end a transaction, `alters` whether it may change what other texts mean, `forgets` what
+    prepared names it forgets: they are found once here and not again at each Bind. `path` is the search path
+    that the text was prepared under, if that is known.
     """
 
-    __slots__ = ("body", "commits", "forgets", "path", "residue", "server_name", "uses")
+    __slots__ = ("alters", "body", "commits", "forgets", "path", "residue", "server_name", "uses")
 
     def __init__(self, server_name: bytes, body: bytes, residue: int = 0, path: bytes | None = None) -> None:
         self.server_name = server_name
@@ -64,6 +72,7 @@ class Statement:
         self.residue = residue
         self.path = path
         self.commits = COMMITS.search(body) is not None
+        self.alters = ALTERS(body) is not None
         self.forgets = forgotten_name(body.partition(b"\0")[0]) if MAY_FORGET(body) is not None else None
         self.uses = 0
 
@@ -106,11 +115,16 @@ class Statements:
         """Bytes of text kept, each text once."""
         return self._bytes
 
-    def intern(self, body: bytes, path: bytes | None = None) -> Statement:
-        """The statement of this body, with one use more. Raises TooManyStatements, ProtocolViolation."""
-        statement = self._by_body.get((path, body))
+    def intern(self, body: bytes, path: bytes | None = None, *, alone: bool = False) -> Statement:
+        """The statement of this body, with one use more; `alone`: one that nobody else will find.
+
+        Raises TooManyStatements, ProtocolViolation.
+        """
+        statement = None if alone else self._by_body.get((path, body))
         if statement is None:
             statement = self._make(body, path)
+            if not alone:
+                self._by_body[path, body] = statement
         elif statement.uses == 0:
             del self._spare[statement]
         statement.uses += 1
@@ -135,6 +149,13 @@ class Statements:
         if self._by_body.get((statement.path, statement.body)) is statement:
             del self._by_body[statement.path, statement.body]
 
+    def outdate_all(self) -> None:
+        """Tables or types may have changed: what the server would now say of any text may differ from what it
+        said before. Who prepares one from now on gets a new statement; who has a name keeps what it means."""
+        self._bytes -= sum(len(statement.body) for statement in self._spare)
+        self._spare.clear()
+        self._by_body.clear()
+
     def _make(self, body: bytes, path: bytes | None) -> Statement:
         if 0 not in body:
             raise ProtocolViolation("invalid Parse message")
@@ -146,7 +167,6 @@ class Statements:
             SERVER_NAME_PREFIX + b"%d" % self._next, body, self._look(body.partition(b"\0")[0]), path)
         self._next += 1
         self._bytes += len(body)
-        self._by_body[path, body] = statement
         return statement
 
     def _drop_oldest_spare(self) -> None:
@@ -169,9 +189,11 @@ class ClientStatements:
     def __len__(self) -> int:
         return len(self._names)
 
-    def add(self, name: bytes, body: bytes, path: bytes | None = None) -> Statement | None:
-        """Let a name mean a body under a search path; None if the name is taken (42P05; the unnamed one is
-        replaced instead).
+    def add(
+        self, name: bytes, body: bytes, path: bytes | None = None, *, alone: bool = False
+    ) -> Statement | None:
+        """Let a name mean a body under a search path, `alone`: shared with nobody. None if the name is taken
+        (42P05; the unnamed one is replaced instead).
 
         Raises TooManyStatements at the limit of names or text.
         """
@@ -184,7 +206,7 @@ class ClientStatements:
                 return old
         elif len(names) >= self._names_max:
             raise TooManyStatements(f"a client may have {self._names_max} prepared statements")
-        statement = self._statements.intern(body, path)
+        statement = self._statements.intern(body, path, alone=alone)
         names[name] = statement
         if old is not None:
             self._statements.release(old)

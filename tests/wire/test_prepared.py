@@ -13,6 +13,7 @@ from pooler.errors import ProtocolViolation
 from pooler.wire import messages
 from pooler.wire.prepared import (
     ALL,
+    ALTERING_TAG,
     ClientStatements,
     SessionStatements,
     Statement,
@@ -301,3 +302,47 @@ def test_one_text_under_two_search_paths_is_two_statements() -> None:
     assert two.add(b"b", body("select 1"), b"s1") is first
     assert one.name_of(first.server_name if first else b"") == b"a"
     assert one.name_of(b"pooler_99") is None
+
+
+def test_when_everything_is_outdated_nobody_finds_what_was_there_and_no_text_stays_counted() -> None:
+    statements = Statements()
+    one, two = ClientStatements(statements), ClientStatements(statements)
+    old = one.add(b"a", body("select 1"))
+    two.add(b"spare", body("select 2"))
+    two.close(b"spare")
+    statements.outdate_all()
+    assert statements.text_bytes == len(body("select 1"))
+    assert one.get(b"a") is old
+    assert two.add(b"a", body("select 1")) is not old
+    one.clear()
+    two.clear()
+    statements.outdate_all()
+    assert (len(statements), statements.text_bytes) == (0, 0)
+
+
+def test_a_statement_alone_is_shared_with_nobody_before_and_after() -> None:
+    statements = Statements()
+    one, two, three = (ClientStatements(statements) for _ in range(3))
+    shared = one.add(b"a", body("select 1"))
+    alone = two.add(b"a", body("select 1"), alone=True)
+    assert alone is not shared
+    assert three.add(b"a", body("select 1")) is shared
+    two.clear()
+    assert statements.text_bytes == len(body("select 1"))
+
+
+@pytest.mark.parametrize(("text", "may"), [
+    (b"alter table t add a int", True), (b" ;/* so */ -- \n Create table t ()", True), (b"DROP TYPE x", True),
+    (b"do $$ begin end $$", True), (b"call p()", True), (b"import foreign schema s", True),
+    (b"insert into t values (1) on conflict do nothing", False), (b"select 'alter'", False),
+    (b"alternate", False), (b"", False)])
+def test_a_text_that_may_alter_what_others_mean_is_known_by_its_first_word(text: bytes, may: bool) -> None:
+    assert Statement(b"", text + b"\0\0\0").alters is may
+
+
+@pytest.mark.parametrize(("tag", "may"), [
+    (b"ALTER TABLE", True), (b"CREATE TABLE AS", True), (b"DROP TYPE", True), (b"DO", True), (b"CALL", True),
+    (b"IMPORT FOREIGN SCHEMA", True), (b"DISCARD ALL", False), (b"SELECT 1", False),
+    (b"TRUNCATE TABLE", False)])
+def test_a_tag_tells_that_tables_or_types_were_altered(tag: bytes, may: bool) -> None:
+    assert (ALTERING_TAG(tag) is not None) is may
