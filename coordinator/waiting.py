@@ -3,6 +3,7 @@
 Pure. Waiters of one ledger are served first come, first served; a waiter that lacks a seat of its own pool
 does not hold up the other pools. Room is made by asking one worker to shed one session as it falls idle:
 only one that would still have at least as many as the asker then has, so that it cannot go back and forth.
+An asker that has none gets somebody's only one, or it would wait until that idles for its full time.
 """
 
 from __future__ import annotations
@@ -149,13 +150,14 @@ def choose_shed(
     another can be shed.
     """
     mine = held.get(waiter.holding, 0) + coming
+    least = 2 if mine else 1
 
     def surplus(holding: Holding) -> int:
         return held[holding] - asked[holding] - mine
 
     candidates = [
         holding for holding in held
-        if holding.boot_id in reachable and surplus(holding) > 1 and holding.pool.db == waiter.pool.db
+        if holding.boot_id in reachable and surplus(holding) >= least and holding.pool.db == waiter.pool.db
         and holding != waiter.holding and holding.pool.kind is waiter.pool.kind is Kind.MAIN
     ]
     own_pool = [holding for holding in candidates if holding.pool == waiter.pool]

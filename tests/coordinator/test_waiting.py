@@ -38,10 +38,18 @@ def test_sheds_converge_to_even_shares_without_going_back_and_forth() -> None:
     assert moves == 4
 
 
+def test_who_has_nothing_gets_the_only_session_of_another() -> None:
+    for asker, holder in ((POOL, OTHER), (POOL, POOL)):
+        held = {Holding("w1", holder): 1}
+        assert choose_shed(waiter(pool=asker), held, Counter(), LIVE) == Holding("w1", holder)
+        assert choose_shed(waiter(pool=asker), held, Counter(held), LIVE) is None
+        assert choose_shed(waiter(pool=asker), held, Counter(), LIVE, coming=1) is None
+
+
 def test_what_was_asked_for_already_counts_as_given() -> None:
     held = {Holding("w1", POOL): 3}
     assert choose_shed(waiter(), held, Counter({Holding("w1", POOL): 1}), LIVE) == Holding("w1", POOL)
-    assert choose_shed(waiter(), held, Counter({Holding("w1", POOL): 2}), LIVE) is None
+    assert choose_shed(waiter(), held, Counter({Holding("w1", POOL): 3}), LIVE) is None
 
 
 def test_what_is_coming_to_the_asker_counts_as_held() -> None:
