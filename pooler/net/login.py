@@ -26,6 +26,7 @@ from pooler.wire.auth import ServerSecret
 from pooler.wire.startup import (
     CancelAsked,
     Encryption,
+    NoPacket,
     Replication,
     StartupAsked,
     read_first_packet,
@@ -226,7 +227,10 @@ class _Entrance:
         while True:
             if begins_like_header(self.buffer):
                 raise ProtocolViolation("a PROXY header is not expected from this address")
-            found = read_first_packet(self.buffer)
+            try:
+                found = read_first_packet(self.buffer)
+            except NoPacket as fault:
+                raise HandshakeFailed(str(fault)) from fault
             if found is not None:
                 del self.buffer[: found[1]]
                 return found[0]

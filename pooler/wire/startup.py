@@ -33,6 +33,11 @@ _DIGITS = re.compile(rb"\d{1,9}")
 _FALSE_WORDS = ("false", "no", "off", "0")
 
 
+class NoPacket(ProtocolViolation):
+    """What came cannot begin a connection: its sender may not speak the protocol, and is told nothing, as
+    by PostgreSQL."""
+
+
 class Encryption(StrEnum):
     """A request to encrypt the connection."""
 
@@ -78,14 +83,14 @@ def read_first_packet(buffer: bytes | bytearray) -> tuple[FirstPacket, int] | No
     """What the untyped packet at the start of `buffer` asks for and how many bytes it took; None when more
     bytes are needed.
 
-    Raises ProtocolViolation for a bad length, an unknown version or a broken packet, LoginRefused for a
-    startup packet that is well formed and cannot be served.
+    Raises NoPacket for a bad length, ProtocolViolation for a broken packet, LoginRefused for a startup packet
+    that is well formed and cannot be served.
     """
     if len(buffer) < 4:
         return None
     size = int.from_bytes(buffer[:4], "big")
     if not 8 <= size <= STARTUP_BYTES_MAX:
-        raise ProtocolViolation("invalid length of startup packet")
+        raise NoPacket("invalid length of startup packet")
     if len(buffer) < size:
         return None
     code = int.from_bytes(buffer[4:8], "big")
@@ -99,7 +104,7 @@ def _read_packet(code: int, body: bytes) -> FirstPacket:
         return Encryption.SSL if code == SSL_CODE else Encryption.GSS
     if code == CANCEL_CODE:
         if not 8 <= len(body) <= KEY_BYTES_MAX:
-            raise ProtocolViolation("invalid length of cancel request")
+            raise NoPacket("invalid length of cancel request")
         return CancelAsked(body)
     if code >> 16 != PROTOCOL_MAJOR:
         raise LoginRefused(

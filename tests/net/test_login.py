@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pooler.errors import LoginRefused, PoolerError, ProtocolViolation
 from pooler.net.gate import GateRules
+from pooler.net.handshake import HandshakeFailed
 from pooler.net.login import Door, LoggedIn, ProxyRule, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import PeerGone, RawSocket
@@ -59,7 +60,7 @@ class Verdict:
     async def run(self, raw: RawSocket, door: Door) -> None:
         try:
             self.value = await login(raw, door, HERE)
-        except (PoolerError, PeerGone) as error:
+        except (PoolerError, PeerGone, HandshakeFailed) as error:
             self.error = error
         self.done.set()
 
@@ -282,6 +283,15 @@ async def test_bytes_stuffed_behind_an_encryption_request_are_refused(packet: by
         assert await peer.read(1) == b"N"
         await peer.send(packet)
         await verdict.failed(ProtocolViolation)
+
+
+@pytest.mark.parametrize("data", [
+    messages.TERMINATE, b"GET / HTTP/1.1\r\n\r\n", b"\0" * 8, b"\0\1\0\0\0\3\0\0"])
+async def test_who_does_not_begin_with_a_packet_is_told_nothing(data: bytes) -> None:
+    """A driver may say Terminate first when it is ended before it has begun."""
+    async with client_at(DOOR) as (peer, verdict):
+        await peer.send(data)
+        await verdict.failed(HandshakeFailed)
 
 
 @pytest.mark.parametrize("more", [b"", b"X", b"noise" * 200])
