@@ -150,6 +150,8 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
         if name.startswith(OWN_NAMES):
             return rewrite_bind(message, b"_" + name)  # nobody reaches another client's statement by its name
         return before + message if before else None
+    assert client.statements is not None
+    client.statements.bound = name
     forgets = client.forgets = statement.forgets
     if statement.residue:
         server.residue |= statement.residue

@@ -177,14 +177,16 @@ class Statements:
 
 
 class ClientStatements:
-    """What one client's names mean, the unnamed statement (b"") included."""
+    """What one client's names mean, the unnamed statement (b"") included. `bound` is the name that it bound
+    last."""
 
-    __slots__ = ("_names", "_names_max", "_statements")
+    __slots__ = ("_names", "_names_max", "_statements", "bound")
 
     def __init__(self, statements: Statements, *, names_max: int = 10_000) -> None:
         self._statements = statements
         self._names: dict[bytes, Statement] = {}
         self._names_max = names_max
+        self.bound = b""
 
     def __len__(self) -> int:
         return len(self._names)
@@ -222,8 +224,9 @@ class ClientStatements:
             yield name, statement.body, statement.path
 
     def name_of(self, server_name: bytes) -> bytes | None:
-        """A name that this client has for what sessions know by that one."""
-        return next((name for name, each in self._names.items() if each.server_name == server_name), None)
+        """The name that this client has for what sessions know by that one; of several the one bound last."""
+        names = [name for name, each in self._names.items() if name and each.server_name == server_name]
+        return self.bound if self.bound in names else next(iter(names), None)
 
     def outdate(self) -> None:
         """The server refuses the plan of one of these, it does not say of which."""

@@ -304,6 +304,18 @@ def test_one_text_under_two_search_paths_is_two_statements() -> None:
     assert one.name_of(b"pooler_99") is None
 
 
+def test_of_several_names_for_one_statement_the_one_bound_last_is_told() -> None:
+    client = ClientStatements(Statements())
+    for name in (b"", b"a", b"b"):
+        statement = client.add(name, b"select 1\0\0\0")
+    assert statement is not None
+    assert client.name_of(statement.server_name) == b"a"
+    client.bound = b"b"
+    assert client.name_of(statement.server_name) == b"b"
+    client.close(b"b")
+    assert client.name_of(statement.server_name) == b"a"
+
+
 def test_when_everything_is_outdated_nobody_finds_what_was_there_and_no_text_stays_counted() -> None:
     statements = Statements()
     one, two = ClientStatements(statements), ClientStatements(statements)
