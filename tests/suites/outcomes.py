@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
 from xml.etree import ElementTree
 
@@ -71,11 +70,6 @@ def differences(direct: Run, pooled: Run) -> list[Difference]:
 def losses(direct: Run, pooled: Run) -> list[Difference]:
     """What passes straight at the server and does not through the pooler."""
     return [each for each in differences(direct, pooled) if each.is_loss]
-
-
-def unexplained(found: Sequence[Difference], known: Sequence[Explained]) -> list[Difference]:
-    """The differences that no pattern covers."""
-    return [each for each in found if not any(fnmatchcase(each.test, entry.pattern) for entry in known)]
 
 
 def totals(run: Run) -> str:

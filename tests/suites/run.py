@@ -85,6 +85,17 @@ def measure(
     return {"direct": direct, **runs}
 
 
+def kept(plan: Plan, pools: Sequence[Pool]) -> dict[Pool, Run]:
+    """What the last whole runs gave. Raises PartFailed where there was none."""
+    runs: dict[Pool, Run] = {}
+    for pool in ("direct", *pools):
+        run = load(plan, pool)
+        if run is None:
+            raise PartFailed(f"no run of {plan.suite.name} at PostgreSQL {plan.version}, {pool}, is kept")
+        runs[pool] = run
+    return runs
+
+
 def one_run(plan: Plan, pool: Pool, only: Sequence[str], say: Say) -> Run:
     """On a server, and in front of it a fleet, of this run's own. Their logs stay beside the results."""
     suite = plan.suite

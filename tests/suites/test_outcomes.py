@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.suites.outcomes import (
-    Explained,
     Outcome,
     differences,
     from_junit,
@@ -12,7 +11,6 @@ from tests.suites.outcomes import (
     settled,
     to_lines,
     totals,
-    unexplained,
 )
 
 PASSED, FAILED, SKIPPED = Outcome("passed"), Outcome("failed", "Traceback\n  E: wrong\n"), Outcome("skipped")
@@ -60,11 +58,6 @@ def test_a_junit_report_is_read_with_errors_as_failures() -> None:
         "m.C::one": "passed", "m.C::two": "failed", "three": "failed", "m.C::four": "skipped"}
     assert run["m.C::two"].reason == "at line 3"
     assert run["three"].reason == "broken"
-
-
-def test_a_pattern_explains_the_tests_it_covers() -> None:
-    found = losses({"t::a": PASSED, "t::b": PASSED}, {})
-    assert unexplained(found, [Explained("*::a", "LISTEN")]) == [found[1]]
 
 
 def test_totals_count_each_verdict() -> None:
