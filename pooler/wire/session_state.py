@@ -31,8 +31,6 @@ class Residue(IntFlag):
     """Unknown: DO, CALL, a function named in `session_state_functions`."""
     RENEW = 128
     """Nothing but a new session undoes it: LOAD, dblink connections, temporary replication slots."""
-    FORGETS = 1 << 12
-    """Not a residue: the text may DEALLOCATE or DISCARD; `forgotten_names` says what."""
     RESETS = 1 << 13
     """Not a residue: settings went back to what the session began with."""
     CUSTOM = 1 << 14
@@ -43,7 +41,7 @@ class Residue(IntFlag):
     """Not a residue: state of a client that keeps its session may be gone."""
 
 
-STATE_MASK: Final = int(Residue.FORGETS) - 1
+STATE_MASK: Final = int(Residue.RESETS) - 1
 
 _TAGS: Final[dict[bytes, int]] = {
     b"SET": int(Residue.PARAMETERS),
@@ -89,7 +87,7 @@ class _Sign(NamedTuple):
 
 
 # Every sign below contains one of these; each alternative begins with a letter that is rare in SQL or is
-# decided by its second, which is what keeps the search short.
+# decided by its second, which is what keeps the search short. DISCARD and DEALLOCATE are for who asks `hits`.
 _WORDS = (
     rb"set\s+(?:session\s+)?[\w$\"]+\s*\.",
     rb"_(?:config|settings|lock|unlock|limit|connect|origin|slot|temp)",
@@ -119,7 +117,7 @@ class TextLook:
         self._signs = _SIGNS + tuple(_sign(name, Residue.SUSPECT) for name in own)
 
     def residue(self, query: bytes) -> int:
-        """Residue (with FORGETS) that this text may leave when it runs; 0 in the common case."""
+        """Residue that this text may leave when it runs; 0 in the common case."""
         lowered = query.lower()
         if self._hit(lowered) is None:
             return 0
@@ -205,7 +203,6 @@ _SIGNS: Final[tuple[_Sign, ...]] = (
     _sign(rb"\bwith\s+hold\b", Residue.CURSORS, b"hold"),
     _sign(b'u&"', Residue.SUSPECT),  # an escaped identifier can hide any function
     _sign(b"dblink_connect|replication_origin_session|_replication_slot", Residue.RENEW),
-    _sign(rb"\b(?:deallocate|discard)\b", Residue.FORGETS),
 )
 
 _OPENING = re.compile(
@@ -294,34 +291,6 @@ def custom_names(query: bytes) -> CustomNames:
     written = [re.sub(rb'[\s"]', b"", name) for name in _SET_CUSTOM.findall(query)]
     found = [name.lower() for name in (*written, *named) if b"." in name]
     return CustomNames(tuple(dict.fromkeys(found)), query.lower().count(b"set_config") <= len(named))
-
-
-class Forgotten(NamedTuple):
-    """Which prepared statements a text forgets: all, or those names."""
-
-    everything: bool
-    names: tuple[bytes, ...]
-
-
-_FORGETTING = re.compile(
-    rb"""(?:^|;)\s*(?:(?P<all>discard\s+all\b|deallocate\s+(?:prepare\s+)?all\b)"""
-    rb"""|deallocate\s+(?:prepare\s+)?(?:"(?P<quoted>(?:[^"]|"")+)"|(?P<plain>[a-z_\x80-\xff][\w$\x80-\xff]*)))""",
-    re.IGNORECASE,
-)
-
-
-def forgotten_names(query: bytes) -> Forgotten:
-    """What DISCARD ALL and DEALLOCATE in this text are about. Ask only where FORGETS was found."""
-    text = without_literals(query) or query
-    everything, names = False, []
-    for found in _FORGETTING.finditer(text):
-        if found["all"]:
-            everything = True
-        elif found["quoted"]:
-            names.append(found["quoted"].replace(b'""', b'"'))
-        else:
-            names.append(found["plain"].lower())
-    return Forgotten(everything, tuple(names))
 
 
 _UNDO: Final[tuple[tuple[int, bytes], ...]] = (

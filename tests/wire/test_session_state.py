@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from pooler.wire.session_state import (
     FORGETTING_TAGS,
     LONGEST_WORD_BYTES,
-    Forgotten,
     Residue,
     TextLook,
     cleanup,
     forgets_statements,
-    forgotten_names,
     is_undoable,
     kinds,
     residue_of_tag,
@@ -50,11 +48,11 @@ LEAVING = [
     ("select dblink_connect('c', 'dbname=x')", Residue.RENEW),
     ("select pg_create_logical_replication_slot('s', 'pgoutput', true)", Residue.RENEW),
     ("select pg_replication_origin_session_setup('x')", Residue.RENEW),
-    ("deallocate all", Residue.FORGETS),
-    ("DISCARD ALL", Residue.FORGETS),
     ("select query_to_xml('select set_config(''a'',''b'',false)', true, true, '')", P),
 ]
 LEAVING_NOTHING = [
+    "deallocate all",
+    "DISCARD ALL",
     "select 1",
     "",
     "SELECT abalance FROM pgbench_accounts WHERE aid = 1",
@@ -150,7 +148,7 @@ def test_tags_tell_their_residue(tag: bytes, residue: int) -> None:
 
 def test_a_clean_session_costs_no_statement() -> None:
     assert cleanup(0) == ()
-    assert cleanup(int(Residue.FORGETS)) == ()
+    assert cleanup(int(Residue.RESETS)) == ()
 
 
 def test_each_kind_is_undone_by_its_own_statement_alone() -> None:
@@ -181,24 +179,4 @@ def test_a_loaded_library_needs_a_new_session() -> None:
 
 
 def test_kinds_are_named_for_people() -> None:
-    assert kinds(int(P | T | Residue.FORGETS)) == ("parameters", "temp")
-
-
-@pytest.mark.parametrize(
-    ("text", "forgotten"),
-    [
-        ("deallocate all", Forgotten(True, ())),
-        ("DEALLOCATE PREPARE ALL;", Forgotten(True, ())),
-        (" /* x */ discard\n all ", Forgotten(True, ())),
-        ("select 1; discard all", Forgotten(True, ())),
-        ("deallocate Pdo_1", Forgotten(False, (b"pdo_1",))),
-        ('deallocate prepare "Pdo""1"; deallocate b', Forgotten(False, (b'Pdo"1', b"b"))),
-        ('deallocate "all"', Forgotten(False, (b"all",))),
-        ("deallocate allowed", Forgotten(False, (b"allowed",))),
-        ("discard temp", Forgotten(False, ())),
-        ("select 'x; deallocate all'", Forgotten(False, ())),
-        ("select 1 -- ; deallocate all", Forgotten(False, ())),
-    ],
-)
-def test_texts_tell_which_statements_they_forget(text: str, forgotten: Forgotten) -> None:
-    assert forgotten_names(text.encode()) == forgotten
+    assert kinds(int(P | T | Residue.RESETS)) == ("parameters", "temp")
