@@ -25,8 +25,9 @@ _STATES: Final[dict[Residue, bytes]] = {
     Residue.LISTEN: b"pg_catalog.pg_listening_channels()",
     Residue.CURSORS: b"pg_catalog.pg_cursors c WHERE c.is_holdable",
     Residue.PREPARED: b"pg_catalog.pg_prepared_statements p WHERE p.from_sql",
-    Residue.TEMP: (
-        b"pg_catalog.pg_class c WHERE c.relnamespace OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema()"),
+    Residue.TEMP: (  # of every kind: what DISCARD TEMP goes by
+        b"pg_catalog.pg_depend d WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'"
+        b"::pg_catalog.regclass AND d.refobjid OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema()"),
     Residue.ADVISORY: (
         b"pg_catalog.pg_locks l WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory'"
         b" AND l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid()"),

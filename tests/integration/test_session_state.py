@@ -151,6 +151,8 @@ def test_reset_and_discard_give_a_client_back_what_it_started_with(fleet: Runnin
 TEMPORARY = "select count(*) from pg_class where relname = 't' and relnamespace = pg_my_temp_schema()"
 LEAVINGS = {
     "temporary table": ("create temp table t (a int)", TEMPORARY),
+    "temporary function": ("create function pg_temp.f() returns int language sql as 'select 1'",
+                           "select count(*) from pg_proc where pronamespace = pg_my_temp_schema()"),
     "held cursor": ("declare c cursor with hold for select 1", "select count(*) from pg_cursors"),
     "listen": ("listen ch", "select count(*) from pg_listening_channels()"),
     "prepared": ("prepare p as select 1", "select count(*) from pg_prepared_statements where from_sql"),
@@ -161,7 +163,8 @@ LEAVINGS = {
                    " where locktype = 'advisory' and pid = pg_backend_pid())"),
 }
 UNDO = {
-    "temporary table": "drop table t", "held cursor": "close c", "listen": "unlisten *",
+    "temporary table": "drop table t", "temporary function": "drop function pg_temp.f()",
+    "held cursor": "close c", "listen": "unlisten *",
     "prepared": "deallocate p", "advisory lock": "select pg_advisory_unlock(5)",
     "in a block": "drop table t; select pg_advisory_unlock(6)",
 }
@@ -179,7 +182,10 @@ def test_state_is_undone_or_pinned_and_a_pin_ends_with_its_cause(fleet: RunningF
         for _ in range(3):
             assert value(two, look) == 0
         if pins:
-            assert value(one, "select pg_backend_pid()") == own
+            for other in ("reset work_mem", "analyze pg_catalog.pg_am", "set work_mem = '1MB'"):
+                one.execute(other)
+                assert value(one, "select pg_backend_pid()") == own
+            assert value(one, look) == (2 if kind == "in a block" else 1)
             assert own not in {value(two, "select pg_backend_pid()") for _ in range(3)}
             one.execute(UNDO[kind])
             with another_holds_a_session(two), another_holds_a_session(three):
