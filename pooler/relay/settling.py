@@ -102,7 +102,7 @@ def _forget(client: Served | None, tag: bytes) -> None:
         return  # what names it has now were given behind that text
     if tag in FORGETTING_TAGS:
         if client.forgets == ALL:
-            client.statements.clear()
+            client.statements.forget_names()
     elif client.forgets != ALL:
         client.statements.close(client.forgets)
 

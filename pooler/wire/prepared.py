@@ -239,8 +239,15 @@ class ClientStatements:
         if statement is not None:
             self._statements.release(statement)
 
+    def forget_names(self) -> None:
+        """DEALLOCATE ALL, DISCARD ALL: all but the unnamed one."""
+        unnamed = self._names.pop(b"", None)
+        self.clear()
+        if unnamed is not None:
+            self._names[b""] = unnamed
+
     def clear(self) -> None:
-        """Forget every name: DEALLOCATE ALL, DISCARD ALL, or the client has left."""
+        """Forget all: the client has left."""
         release = self._statements.release
         for statement in self._names.values():
             release(statement)

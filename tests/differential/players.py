@@ -43,15 +43,8 @@ class Watch:
     def is_quiet(self, watched: RawClient) -> bool | None:
         """The server has read all that was sent, did it, and waits for more. None: it is gone."""
         unread = struct.unpack("i", fcntl.ioctl(watched.socket, TIOCOUTQ, bytes(4)))[0]
-        said = self._shown("wait_event", watched)
+        said = self._client.query(f"select wait_event from pg_stat_get_activity({watched.session.pid})")
         return (not unread and said == [["ClientRead"]]) if said else None
-
-    def is_idle(self, watched: RawClient) -> bool:
-        """No query, and no group of messages, has begun since its last ReadyForQuery."""
-        return self._shown("state", watched) == [["idle"]]
-
-    def _shown(self, what: str, watched: RawClient) -> list[list[str | None]]:
-        return self._client.query(f"select {what} from pg_stat_get_activity({watched.session.pid})")
 
 
 class Listener:
@@ -128,8 +121,7 @@ def play_straight(steps: Steps, login: Login, watch: Watch) -> Reference:
                 listener.take_until_quiet(watch)
             found.counts.append(len(listener.heard))
             found.closed.append(listener.ended)
-            found.holds.append(not listener.ended and keeps_session(
-                listener.heard, listener.sent, idle=watch.is_idle(listener.client)))
+            found.holds.append(not listener.ended and keeps_session(listener.heard, listener.sent))
             found.blocks |= any(said.type == "Z" and said.body != b"I" for said in listener.heard)
         for client, listener in listeners.items():
             listener.take_until_end()

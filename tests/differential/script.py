@@ -55,14 +55,12 @@ class Reference:
     blocks: bool = False  # somebody was in a transaction block
 
 
-def keeps_session(said: Sequence[Message], sent: bytes, *, idle: bool) -> bool:
-    """Whether a client that heard and sent this needs its session still, and nobody else can have it. `idle`:
-    the server shows that its last ReadyForQuery is behind all that changes this; it does not for a Describe,
-    a Close or a Bind that it has met since.
-    """
+def keeps_session(said: Sequence[Message], sent: bytes) -> bool:
+    """Whether a client that heard this, and sent messages of these kinds, needs its session still, so that
+    nobody else can have it. What an error has skipped has that error for the last word."""
     told = [each for each in said if each.type not in ("N", "A", "S")]
     behind = sent[max(sent.rfind(end) for end in b"QFS") + 1 :]
-    if not idle or any(kind in WORKS for kind in behind):
+    if any(kind in WORKS for kind in behind):
         return True
     return bool(told) and (told[-1].type != "Z" or told[-1].body != b"I")
 

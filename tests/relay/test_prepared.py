@@ -274,3 +274,14 @@ def test_a_parse_of_a_name_in_use_leaves_the_unnamed_statement() -> None:
         w.say(two, query("select 4"))
         assert w.say(one, bind(()) + execute() + SYNC) == "2 D:1 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+def test_deallocate_all_as_the_unnamed_statement_leaves_that_one() -> None:
+    with world() as w:
+        client = w.client()
+        assert w.say(client, parse("select 1", "a") + SYNC) == "1 Z:I"
+        again = bind(()) + execute()
+        heard = w.say(client, parse("deallocate all") + again + again + SYNC)
+        assert heard == "1 2 C:DEALLOCATE ALL 2 C:DEALLOCATE ALL Z:I"
+        assert w.say(client, run("a")) == "E:26000 Z:I"
+        w.check_idle()
