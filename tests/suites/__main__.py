@@ -11,9 +11,12 @@ from typing import Final, NoReturn
 from pooler.demo.process import PartFailed
 from tests.suites.asyncpg import Asyncpg
 from tests.suites.known import by_reason, known
+from tests.suites.node import PINNED as NODE_PINNED
 from tests.suites.node import NodePostgres
 from tests.suites.outcomes import Difference, Run, differences
-from tests.suites.pg_regress import PINNED, PgRegress
+from tests.suites.pg8000 import Pg8000
+from tests.suites.pg_regress import PINNED as REGRESS_PINNED
+from tests.suites.pg_regress import PgRegress
 from tests.suites.postgres_js import PostgresJs
 from tests.suites.psycopg2 import Psycopg2
 from tests.suites.rig import Pool
@@ -21,9 +24,9 @@ from tests.suites.run import Plan, Suite, kept, measure
 from tests.suites.sqlalchemy import EVERYTHING, SqlAlchemy
 
 _ALL: Final[tuple[Suite, ...]] = (
-    Asyncpg(), Psycopg2(), SqlAlchemy("psycopg"), SqlAlchemy("psycopg_async"), SqlAlchemy("asyncpg"),
-    SqlAlchemy("psycopg2"), SqlAlchemy("pg8000"), SqlAlchemy("psycopg", EVERYTHING),
-    PgRegress(), PINNED, NodePostgres(), PostgresJs(),
+    Asyncpg(), Psycopg2(), Pg8000(), SqlAlchemy("psycopg"), SqlAlchemy("psycopg_async"),
+    SqlAlchemy("asyncpg"), SqlAlchemy("psycopg2"), SqlAlchemy("pg8000"), SqlAlchemy("psycopg", EVERYTHING),
+    PgRegress(), REGRESS_PINNED, NodePostgres(), NODE_PINNED, PostgresJs(),
 )
 SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
 POOLS: Final[tuple[Pool, ...]] = ("direct", "session", "transaction")
@@ -37,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
     plan = Plan(SUITES[arguments.name], arguments.postgres, arguments.only)
     pools: Sequence[Pool] = arguments.pool or ("session",)
     try:
-        runs = kept(plan, pools) if arguments.kept else measure(
+        runs = kept(plan, pools, _say) if arguments.kept else measure(
             plan, pools, _say, fresh_direct=arguments.fresh or "direct" in pools)
     except PartFailed as fault:
         print(f"{arguments.name}: {fault}", file=sys.stderr)  # noqa: T201  this is its output

@@ -101,6 +101,7 @@ def _server(version: int, directory: Path, settings: Mapping[str, str]) -> Serve
     server.start()
     server.create_role(Role(USER, PASSWORD))
     server.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(USER)))
+    server.execute(sql.SQL("ALTER ROLE postgres PASSWORD {}").format(sql.Literal(PASSWORD)))
     server.create_role(Role(MONITOR, PASSWORD, MONITOR_GRANTS))
     server.create_database(DATABASE, USER)
     return server
@@ -115,7 +116,8 @@ def _fleet(
     etcd.start()
     running.callback(etcd.kill)
     fleet = SuiteFleet(FleetPlan(
-        base / "fleet", (f"127.0.0.1:{server.port}",), DATABASE, {USER: PASSWORD, "admin": "console"},
+        base / "fleet", (f"127.0.0.1:{server.port}",), DATABASE,
+        {USER: PASSWORD, "postgres": PASSWORD, "admin": "console"},
         tuple(etcd.endpoints), (MONITOR, PASSWORD), name="suites", workers=workers, permits=PERMITS,
         more={**sections, "etcd": {"prefix": f"suite-{secrets.token_hex(6)}"}},
         policy={"replicationReserve": REPLICATIONS, "executionClasses": {"all": {

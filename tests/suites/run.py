@@ -85,7 +85,7 @@ def measure(
     return {"direct": direct, **runs}
 
 
-def kept(plan: Plan, pools: Sequence[Pool]) -> dict[Pool, Run]:
+def kept(plan: Plan, pools: Sequence[Pool], say: Say) -> dict[Pool, Run]:
     """What the last whole runs gave. Raises PartFailed where there was none."""
     runs: dict[Pool, Run] = {}
     for pool in ("direct", *pools):
@@ -93,6 +93,9 @@ def kept(plan: Plan, pools: Sequence[Pool]) -> dict[Pool, Run]:
         if run is None:
             raise PartFailed(f"no run of {plan.suite.name} at PostgreSQL {plan.version}, {pool}, is kept")
         runs[pool] = run
+        about = json.loads(_file(plan, pool).with_suffix(".json").read_text())
+        say(f"{plan.suite.name} {about['release']}, PostgreSQL {plan.version}, {pool}: {totals(run)}"
+            f" ({about['at']})")
     return runs
 
 
