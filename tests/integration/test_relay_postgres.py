@@ -30,6 +30,7 @@ from pooler.demo.client import (
 from pooler.demo.etcd import Etcd
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
@@ -358,10 +359,7 @@ def test_the_last_word_of_a_server_that_ends_a_transaction_is_passed_on_alone(fl
 def test_sessions_that_die_while_idle_are_nobodys_error(fleet: RunningFleet) -> None:
     with pooled(fleet) as client, straight(fleet.database) as killer:
         client.query("select 1")
-        killer.query(
-            "select pg_terminate_backend(pid) from pg_stat_activity where usename = current_user "
-            "and application_name like 'pooler:%'")
-        while killer.query("select count(*) from pg_stat_activity where usename = current_user "
-                           "and application_name like 'pooler:%'") != [["0"]]:
-            pass
+        theirs = "from pg_stat_activity where usename = current_user and pid <> pg_backend_pid()"
+        assert killer.query(f"select pg_terminate_backend(pid) {theirs}")
+        wait_until(lambda: not killer.query(f"select pid {theirs}"), "they are gone", 10)
         assert client.query("select 2") == [["2"]]
