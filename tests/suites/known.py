@@ -22,8 +22,10 @@ class Reason(StrEnum):
     TEMPORARY = "temporary tables"
     LISTEN = "LISTEN"
     HELD = "cursors WITH HOLD"
+    PREPARE = "SQL PREPARE"
     NAMES = "names of statements in SQL"
     SAME_SESSION = "one session in turns"
+    CHANCE = "chance"
 
 
 class Known(NamedTuple):
@@ -59,6 +61,24 @@ KNOWN: Final = (
         "tests/test_prepare.py::TestPrepare::test_prepare_explicitly_named")),
     Known("asyncpg", _TRANSACTION, Reason.SAME_SESSION, (
         "tests/test_pool.py::TestPool::test_pool_remote_close",)),
+    Known("asyncpg", _BOTH, Reason.CHANCE, (
+        "tests/test_execute.py::TestExecuteMany::test_executemany_server_failure_during_writes",)),
+    Known("pg8000", _TRANSACTION, Reason.TEMPORARY, (
+        "test/*/test_query.py::test_transactions", "test/native/test_query.py::test_alter",
+        "test/native/test_query.py::test_create", "test/native/test_query.py::test_insert_returning",
+        "test/native/test_query.py::test_parametrized", "test/native/test_query.py::test_row_count_*",
+        "test/native/test_typeconversion.py::test_enum_*_round_trip",
+        "test/native/test_typeconversion.py::test_insert_null",
+        "test/native/test_typeconversion.py::test_timestamp_mismatch")),
+    Known("pg8000", _TRANSACTION, Reason.LISTEN, (
+        "test/native/test_connection.py::test_notify",
+        "test/native/test_connection.py::test_notify_with_payload")),
+    Known("pg8000", _TRANSACTION, Reason.PREPARE, (
+        "test/native/test_query.py::test_sql_prepared_statement",)),
+    Known("pg8000", _TRANSACTION, Reason.NAMES, ("test/*/test_query.py::test_close_prepared_statement",)),
+    Known("pg8000", _TRANSACTION, Reason.SAME_SESSION, (
+        "test/native/test_connection.py::test_broken_pipe_flush",
+        "test/native/test_connection.py::test_broken_pipe_read")),
     Known("psycopg2", _BOTH, Reason.PROCESS_ID, (
         "tests/test_connection.py::TestConnectionInfo::test_backend_pid",)),
     Known("psycopg2", _SESSION, Reason.PROCESS_ID, _PSYCOPG2_LISTENS),

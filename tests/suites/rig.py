@@ -28,6 +28,7 @@ CONNECTIONS = 100
 USER, PASSWORD, DATABASE = "scott", "tiger", "test"  # the ones that SQLAlchemy's suite expects
 MONITOR = "suite_monitor"
 NEVER = "8760h"
+ASKS = {"user": "postgres", "dbname": "postgres"}  # for the secrets of roles that a suite makes itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def _fleet(
         base / "fleet", (f"127.0.0.1:{server.port}",), DATABASE,
         {USER: PASSWORD, "postgres": PASSWORD, "admin": "console"},
         tuple(etcd.endpoints), (MONITOR, PASSWORD), name="suites", workers=workers, permits=PERMITS,
-        more={**sections, "etcd": {"prefix": f"suite-{secrets.token_hex(6)}"}},
+        more={"auth": ASKS, **sections, "etcd": {"prefix": f"suite-{secrets.token_hex(6)}"}},
         policy={"replicationReserve": REPLICATIONS, "executionClasses": {"all": {
             "permits": PERMITS, "maxQueue": 5000, "queueDeadline": NEVER, "maxWait": NEVER,
             "transactionLimit": NEVER}}}))
