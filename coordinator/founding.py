@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -26,6 +27,7 @@ from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Put, Store, Txn, absent
 from coordinator.view import View
 
+ANSWER_SECONDS_MAX = 2.0  # of a host that nobody may look at, where there are others
 LOOK_AGAIN_SECONDS = 10.0  # after a policy for which there was no room
 
 _log = structlog.get_logger("coordinator.founding")
@@ -37,6 +39,17 @@ class Found:
 
     backend: Backend
     look: Look | None
+
+
+async def first_that_answers(hosts: Sequence[str]) -> str:
+    """The first host that takes a connection; of several, none of which does, the first. A name that cannot
+    be resolved takes none."""
+    for host in hosts if len(hosts) > 1 else ():
+        name, _, port = host.rpartition(":")
+        with suppress(OSError), trio.move_on_after(ANSWER_SECONDS_MAX):
+            async with await trio.open_tcp_stream(name.strip("[]"), int(port)):
+                return host
+    return hosts[0]
 
 
 class Founder:
@@ -98,7 +111,7 @@ class Founder:
         if not any(spec.monitor for spec in specs):
             self._say(Event.NO_BACKEND_FOUND, db, "no monitor login: the first host is taken on trust, "
                                                   "and no session in SESSION_UNKNOWN can be looked up")
-            return Found(Backend(hosts[0]), None)
+            return Found(Backend(await first_that_answers(hosts)), None)
         faults, looks = [], []
         for host in hosts:
             try:

@@ -12,7 +12,6 @@ from pooler.settings_models import Settings
 INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "fleet.drain_notice": None,
     "databases.*.max_replica_lag": None,
-    "databases.*.connect_query": None,
     "failover.detect": None,
     "failover.patroni": None,
     "failover.on_ledger_loss": None,

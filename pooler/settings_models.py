@@ -272,6 +272,7 @@ class AdminSettings(Strict):
     as_pgbouncer: bool = False
     show_config: Rows = Field((), description="instead of our own rows: key, value, default, changeable")
     show_peers: Rows = Field((), description="peer_id, host, port, pool_size")
+    show_hosts: Rows = Field((), description="of a database: name, host, load_balance_hosts")
 
 
 class HttpSettings(Strict):

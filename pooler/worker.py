@@ -164,6 +164,8 @@ class Worker:
             if self.registry.suspended:
                 continue  # nobody is late for what may not move
             sweep_followed(self.registry)
+            if ticks % SLOW_TICKS == 0:
+                self.registry.keep_minimums()
             for key, pool in list(self.registry.pools.items()):
                 janitor.end_late_waits(pool, now)
                 janitor.end_overdue_drain(pool, now)

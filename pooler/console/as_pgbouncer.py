@@ -6,6 +6,7 @@ Source: consoles of PgBouncer 1.18 and 1.25, asked.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from importlib.metadata import version
 from typing import Final
 
@@ -105,6 +106,8 @@ _LOGINS: Final = (  # ours, and PgBouncer's text for it
     (re.compile(r"the (pooler is shutting down)"), r"\1"),
     (re.compile(r'unsupported switch .* in startup parameter "options": .*'),
      "unsupported options startup parameter: only '-c config=val' and '--config=val' are allowed"),
+    (re.compile(r"-.+ requires a value"),
+     "unsupported options startup parameter: only '-c config=val' and '--config=val' are allowed"),
     (re.compile(r"users cannot be looked up now: .*"), "bouncer config error"),
     (re.compile(r'(no such database: .*|database ".*" is disabled|no more connections allowed.*)'), r"\1"),
 )
@@ -124,6 +127,17 @@ def reworded_login(error: PoolerError, auth_type: str) -> PoolerError:
         if found is not None:
             return LoginRefused(found.expand(theirs), PROTOCOL_VIOLATION)
     return error
+
+
+def check_startup(start: Iterable[bytes], parameters: Iterable[str], kept: Collection[str]) -> None:
+    """Raises LoginRefused for a setting that PgBouncer would not take to a server. `start`: those that a
+    client begins with, of which `parameters` are no part of its `options`; `kept`: in lower case."""
+    own = {name.lower() for name in parameters}
+    for each in start:
+        name = each.decode(errors="replace")
+        if name.lower() not in kept:
+            where = "" if name.lower() in own else " in options"
+            raise LoginRefused(f"unsupported startup parameter{where}: {name}", PROTOCOL_VIOLATION)
 
 
 def _invalid(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -89,6 +89,7 @@ class Interrupt:
         self.number = number  # among the clients
         self.since = time.time()
         self.scope: trio.CancelScope | None = None
+        self.on_query: Callable[[], None] = lambda: None
 
     def cancel(self) -> None:
         """End it."""
@@ -115,6 +116,7 @@ class Desk:
 
     async def run(self, command: Command) -> Result:
         """Raises PoolerError with what to tell the user."""
+        self._interrupt.on_query()
         try:
             return await self._run(command)
         except PoolerError as error:

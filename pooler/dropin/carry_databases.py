@@ -28,7 +28,6 @@ _NO_KEY: Final = {
     "datestyle": "a client's own, else the server's, is used",
     "timezone": "a client's own, else the server's, is used",
     "application_name": "a client's own is used",
-    "max_db_client_connections": "this version has no such limit for one database yet",
 }
 
 

@@ -19,6 +19,7 @@ from pooler.errors import UsageFault
 from pooler.settings_host import WORKERS_MAX
 
 PEER_PORT = 6432
+ROUND_ROBIN = "round-robin"
 HEAD = "# Made from {ini} by `pooler pgbouncer`, and gone when it ends: change the ini instead.\n"
 
 
@@ -71,7 +72,7 @@ class Setup:
             "http": {"listen": f"127.0.0.1:{self._http}", "worker_ports": self._worker_http,
                      "agent_ports": self._agent},
             "log": {"format": "console", **({"level": "debug"} if self.launch.verbose else {})},
-            "admin": {"show_peers": show_peers(bouncer),
+            "admin": {"show_peers": show_peers(bouncer), "show_hosts": show_hosts(bouncer),
                       "show_config": show_config(bouncer, self._first or bouncer, self.launch.ini)},
         }
         if endpoints := os.environ.get("POOLER_ETCD"):
@@ -107,6 +108,13 @@ def show_peers(bouncer: Bouncer) -> list[list[str | int | None]]:
     """SHOW PEERS: id, host, port, pool_size."""
     return [[int(peer.name), peer.text("host"), peer.whole("port") or PEER_PORT, peer.whole("pool_size")]
             for peer in bouncer.peers.values()]
+
+
+def show_hosts(bouncer: Bouncer) -> list[list[str | int | None]]:
+    """What SHOW DATABASES says of where an entry's servers are: name, host as written, load_balance_hosts."""
+    return [[part.name, part.text("host"),
+             (part.text("load_balance_hosts") or ROUND_ROBIN) if "," in (part.text("host") or "") else None]
+            for part in bouncer.databases.values()]
 
 
 def log_targets(bouncer: Bouncer, launch: Launch) -> LogTargets:

@@ -6,7 +6,7 @@ notice by itself that we are gone while it runs a query (client_connection_check
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from coordinator.ledger.record import Backend
@@ -77,9 +77,23 @@ async def session_facts(
     Raises FactsRefused with the server's error, Broken when the connection ended, ProtocolViolation.
     """
     interval = "" if check_interval_ms is None else str(check_interval_ms)
+    answer = await _answer(session, _FACTS.format(check_interval_ms=interval), session.leftover)
+    return _facts(answer, address)
+
+
+async def facts_and_query(query: str, session: Dialled, address: str) -> SessionFacts:
+    """As session_facts, and after it a query of the configuration's (connect_query): its rows are dropped,
+    its error is FactsRefused."""
+    facts = await session_facts(session, address)
+    answer = await _answer(session, query)
+    return replace(facts, parameters={**facts.parameters, **answer.parameters})
+
+
+async def _answer(session: Dialled, query: str, leftover: bytes = b"") -> _Answer:
+    """All that comes up to ReadyForQuery. Raises as session_facts."""
     reader = FrameReader()
-    reader.feed(session.leftover)
-    await session.sock.send_all(messages.query(_FACTS.format(check_interval_ms=interval)))
+    reader.feed(leftover)
+    await session.sock.send_all(messages.query(query))
     answer, heard_bytes = _Answer(), 0
     while not answer.done:
         frame = reader.next()
@@ -97,7 +111,7 @@ async def session_facts(
         raise answer.error
     if reader.buffered:
         raise ProtocolViolation("server went on after it was ready for a query")
-    return _facts(answer, address)
+    return answer
 
 
 class _Answer:
@@ -121,7 +135,7 @@ class _Answer:
             self.error = FactsRefused(fault.message, fault.code)
         elif kind == b"Z":
             self.done = True
-        elif kind not in b"TCNA":
+        elif kind not in b"TCNAI":
             raise ProtocolViolation(f"server sent message type {kind!r} in answer to a query")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import trio
 
 from pooler.errors import BackendLost, NoPermit, PoolerError
 from pooler.net.dial import DialFailed
+from pooler.net.facts import facts_and_query, session_facts
 from pooler.observe.events import Event
 from pooler.pool.opener import OpenPlan, open_session
 
@@ -81,6 +83,7 @@ class Growth:
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
             keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
             tls=self._pool.parts.server_tls,
+            ask=partial(facts_and_query, plan.connect_query) if plan.connect_query else session_facts,
         )
         generation = self._pool.core.generation
         try:

@@ -149,9 +149,11 @@ def close_old_sessions(pool: Pool, now: float, growth_allowed: bool) -> None:
 
 
 def replenish(pool: Pool) -> None:
-    """min_pool_size: open what is missing, through the same gate, without hurry."""
+    """min_pool_size: open what is missing, through the same gate, without hurry. Of a user whom clients name
+    only once one of them has got in."""
     core = pool.core
-    if pool.greeting is not None and not core.blocked and core.total < pool.plan.size_min:
+    may_get_in = pool.greeting is not None or pool.plan.is_forced
+    if may_get_in and not core.blocked and core.total < pool.plan.size_min:
         core.opening += 1
         pool.growth.start()
 

@@ -33,6 +33,8 @@ class PoolPlan:
     server_lifetime_seconds: float
     settings: PoolSettings
     eof_is_proof: bool | None = None  # None: where nothing is seen to stand between
+    is_forced: bool = False  # its user is the entry's own
+    connect_query: str = ""  # run on every session before anybody has it
     reserve: int = 0  # sessions more, once somebody has waited reserve_pool_timeout
 
     @property
@@ -99,6 +101,8 @@ def plan_for(
         settings=effective,
         eof_is_proof=None if proof == "auto" else proof,
         reserve=reserve,
+        is_forced=forced is not None,
+        connect_query=database.connect_query or "",
     )
 
 

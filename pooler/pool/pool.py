@@ -394,7 +394,7 @@ class Pool:
         """What a server of this pool says at login; opens a session if there has been none yet."""
         if self.greeting is None:
             async with self.checkout(timeout_seconds):
-                pass
+                self.assignments -= 1  # no client has it
         if self.greeting is None:
             raise NotServing("no server session could be opened")
         return self.greeting

@@ -21,6 +21,7 @@ class Reset:
     is_run: bool
     query: str | None
     restores_parameters: bool
+    then: bytes = b""  # run after what takes the session's own settings away
 
     @classmethod
     def of(cls, plan: PoolPlan) -> Reset:
@@ -29,7 +30,7 @@ class Reset:
         resets = plan.mode == "session" or settings.server_reset_query_always
         query = settings.server_reset_query if resets and settings.server_reset_query != _DEFAULT else None
         return cls(resets or settings.session_state not in ("allow", "warn"), query,
-                   query is None or _RESETS.search(query) is not None)
+                   query is None or _RESETS.search(query) is not None, plan.connect_query.encode())
 
     def sql(self, residue: int) -> tuple[tuple[bytes, ...], bool]:
         """What undoes this residue on a session, and whether that forgets its prepared statements."""
@@ -37,5 +38,9 @@ class Reset:
         if not self.is_run or not residue or self.query == "":
             return (), False
         if self.query is not None:
-            return (self.query.encode(),), _FORGETS.search(self.query) is not None
-        return cleanup(residue), forgets_statements(residue)
+            return self._with_then((self.query.encode(),)), _FORGETS.search(self.query) is not None
+        return self._with_then(cleanup(residue)), forgets_statements(residue)
+
+    def _with_then(self, queries: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        resets = self.then and any(_RESETS.search(query.decode(errors="replace")) for query in queries)
+        return (*queries, self.then) if resets else queries

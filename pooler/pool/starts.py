@@ -111,6 +111,7 @@ class Starts:
         for left in reversed(range(TRIES_MAX)):
             try:
                 async with self._pool.checkout(seconds) as session:
+                    self._pool.assignments -= 1  # no client has it
                     return await _ask_one(session, base, wanted, greeted)
             except BackendLost:
                 if not left:

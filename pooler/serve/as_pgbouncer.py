@@ -16,9 +16,11 @@ import trio
 
 from pooler.console.as_pgbouncer import PROTOCOL_VIOLATION
 from pooler.console.desk import Refused
+from pooler.console.merge import merge_rows
 from pooler.console.pgbouncer_state import CONSOLE, State, why_not
 from pooler.console.session import CommandResult, Interrupt
 from pooler.console.session import FleetView as View
+from pooler.console.tables import COLUMNS
 from pooler.errors import PoolerError
 from pooler.observe.rows import clock_text
 from pooler.serve.registry import EVERY, Registry
@@ -29,12 +31,26 @@ UNLIMITED_PERMITS: Final = 10_000  # what a drop-in sets where the ini sets no l
 FIRST_LINK_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.02
 LEAVE_SECONDS: Final = 5.0
+STATS: Final = frozenset({"stats", "stats_totals", "stats_averages"})
+_TOTALS: Final = {"received": "client_bytes", "recv": "client_bytes", "sent": "server_bytes"}
 Row = dict[str, Any]
 
 
 def or_else(own: int | None, of_all: int) -> int:
     """A limit of one, or that of all."""
     return of_all if own is None else own
+
+
+def totals_rows(stats: Sequence[Row]) -> list[Row]:
+    """SHOW TOTALS of the rows of SHOW STATS: its own names for bytes and prepared statements."""
+    (merged,) = merge_rows("stats", [row | {"database": CONSOLE} for row in stats])
+    found = []
+    for column in COLUMNS["stats"][1:]:
+        kind, _, name = column.name.partition("_")
+        if name != "client_login_count":  # it came later
+            name = f"ps_{name}" if name.endswith(("parse_count", "bind_count")) else _TOTALS.get(name, name)
+            found.append({"name": f"{kind}_{name}", "value": merged[column.name]})
+    return found
 
 
 class PgBouncerView:
@@ -84,6 +100,10 @@ class PgBouncerView:
             return [dict(zip(("peer_id", "host", "port", "pool_size"), peer, strict=True)) for peer in peers]
         if item == "pools":
             return [*rows, self._console_pool()]
+        if item in STATS:
+            return [*rows, self._console_stats(item)]
+        if item == "totals":
+            return totals_rows(await self.show("stats", None))
         if item == "clients":
             return [*rows, *map(self._console_client, self._registry.consoles.values())]
         if item == "users":
@@ -108,9 +128,16 @@ class PgBouncerView:
         """Overrides are shown where there are some; our number for `no limit` is none."""
         entry = self._registry.settings.databases.get(str(row["name"]))
         limit = row.get("max_connections")
-        own = {} if entry is None else {
+        own: Row = {} if entry is None else {
             "pool_mode": entry.pool_mode, "server_lifetime": entry.server_lifetime_seconds}
+        said = self._hosts().get(str(row["name"]))
+        if said is not None:
+            own |= {"host": said[0], "load_balance_hosts": said[1]}
         return row | own | {"max_connections": 0 if limit == UNLIMITED_PERMITS else limit}
+
+    def _hosts(self) -> dict[str, tuple[str | int | None, str | int | None]]:
+        rows = self._registry.settings.admin.show_hosts
+        return {str(name): (host, balance) for name, host, balance in rows}
 
     def _console_database(self) -> Row:
         return {
@@ -120,6 +147,14 @@ class PgBouncerView:
             "max_client_connections": self._registry.settings.pool.max_db_client_connections,
             "current_client_connections": len(self._registry.consoles),
             "paused": 0, "disabled": 0}
+
+    def _console_stats(self, item: str) -> Row:
+        """Its commands are its queries, and its transactions."""
+        names = [column.name for column in COLUMNS[item]]
+        asked = self._registry.console_queries
+        wanted = ("xact_count", "query_count")
+        counts = {name: asked for name in names if name.removeprefix("total_") in wanted}
+        return dict.fromkeys(names, 0) | (counts if item != "stats_averages" else {}) | {"database": CONSOLE}
 
     def _console_pool(self) -> Row:
         counts = dict.fromkeys((

@@ -151,6 +151,8 @@ class Authority:
             return None
         place = dbname or (name if name in settings.databases else ASKED_WITHOUT_NAME)
         if settings.admin.as_pgbouncer:
+            if not dbname and name not in settings.databases:
+                place = database  # it asks there, and passes on what the server says
             self._check_place(place)
         return Place(place, user, query or DEFAULT_QUERY)
 

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from coordinator.session_table import encode_who
-from pooler.console.as_pgbouncer import reworded_login
+from pooler.console.as_pgbouncer import check_startup, reworded_login
 from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients, WaitEnded
 from pooler.net.client_count import ClientCount
 from pooler.net.dial import DialFailed
@@ -125,16 +125,17 @@ class Entrance:
         is_admin = asked.is_owner or asked.user in settings.admin.users
         if not self._count.enter(sys.maxsize if is_admin else settings.pool.max_client_conn):
             raise _too_many(settings.pool.max_client_conn)
-        self.consoles += 1
-        counted = False
         try:
             admit = self._registry.admit_always if is_admin else self._registry.admit
             admit(asked.database, asked.user)
-            counted = True
+        except TooManyClients:
+            self._count.leave()
+            raise
+        self.consoles += 1
+        try:
             await self._console(raw, asked)
         finally:
-            if counted:
-                self._registry.dismiss(asked.database, asked.user)
+            self._registry.dismiss(asked.database, asked.user)
             self.consoles -= 1
             self._count.leave()
             raw.close()
@@ -205,10 +206,11 @@ class Entrance:
         """What this client is told at login, and its session parameters: its own where it gave some and a
         server has taken them, else the server's."""
         settings = self._registry.settings.pool
-        start = settings_of(
-            asked.options, asked.parameters,
-            ignored={name.lower() for name in settings.ignore_startup_parameters},
-            kept=_KEPT | {name.lower() for name in settings.track_extra_parameters})
+        ignored = {name.lower() for name in settings.ignore_startup_parameters}
+        kept = _KEPT | {name.lower() for name in settings.track_extra_parameters}
+        start = settings_of(asked.options, asked.parameters, ignored=ignored, kept=kept)
+        if self._registry.settings.admin.as_pgbouncer:
+            check_startup(start, asked.parameters, kept)
         greeting = await pool.greeting_parameters(deadline - trio.current_time())
         base = self._parameters_of({**greeting, b"application_name": b""})
         name = start.pop(b"application_name", b"")

@@ -155,6 +155,7 @@ async def open_console(raw: RawSocket, asked: LoggedIn, registry: Registry, view
     interrupt = registry.consoles[key] = Interrupt(
         user, application_name=asked.parameters.get("application_name", ""),
         number=registry.numbers.reserve(registry.parts.permits.ordinal))
+    interrupt.on_query = registry.console_asked
     stand_in = PgBouncerView(view, registry) if settings.admin.as_pgbouncer else None
     try:
         await serve_console(

@@ -49,7 +49,9 @@ class Leaving:
             await self._move(Path(str(args.get("to"))))
         if wait_for == "servers":
             await self._commands.run("pause", {})
-        while self._is_held(wait_for):  # noqa: ASYNC110 - as the next line says
+        while self._is_held(wait_for):
+            if wait_for == "servers":
+                self._refuse_waiting()
             await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - clients leave in the reactor, unheard
         return {}
 
@@ -63,6 +65,13 @@ class Leaving:
             await move_clients(self._registry, to)
         except OSError as fault:  # those that are left leave by themselves
             log.error(Event.SOMETHING_FAILED, what="clients cannot move", why=str(fault))
+
+    def _refuse_waiting(self) -> None:
+        """Who has no session gets none any more."""
+        for pool in self._registry.by_name(None):
+            for client in list(pool.clients):
+                if client.ticket.waiting:
+                    client.break_off("57P01", "server shutting down")
 
     def _is_held(self, wait_for: str) -> bool:
         if wait_for == "moved":

@@ -59,7 +59,12 @@ class Registry:
     draining: bool = False  # no new clients; those whose login is under way are let in
     leaving: bool = False  # as draining, and clients stay as long as they like
     stopping: bool = False  # everybody goes
+    console_queries: int = 0
     suspended: bool = False  # nothing moves until RESUME
+
+    def console_asked(self) -> None:
+        """A console's command came."""
+        self.console_queries += 1
 
     def is_paused(self, name: str) -> bool:
         """Whether a pool of this database may grant nothing."""
@@ -96,6 +101,14 @@ class Registry:
                 pool.growth.forget()  # what the server refused was the older secret
             pool.apply_settings(plan)
         return pool
+
+    def keep_minimums(self) -> None:
+        """An entry with a user of its own and a min_pool_size has its sessions before anybody comes."""
+        for name, entry in self.settings.databases.items():
+            least = self.settings.pool.min_pool_size if entry.min_pool_size is None else entry.min_pool_size
+            if entry.user is not None and least and name not in self.disabled and not self.leaving and (
+                    not any(self.by_name(name))):
+                self.pool(name, entry.user, None, ServerSecret())
 
     def secret_for(self, name: str, secret: ServerSecret, *, forces_user: bool = True) -> ServerSecret:
         """What logs in to the servers: the entry's user has his own, of the entry or else of the userlist; a
