@@ -9,14 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 from pooler.demo.process import PartFailed
+from tests.suites import node, pg_regress
 from tests.suites.asyncpg import Asyncpg
 from tests.suites.known import by_reason, known
-from tests.suites.node import PINNED as NODE_PINNED
-from tests.suites.node import NodePostgres
 from tests.suites.outcomes import Difference, Run, differences
 from tests.suites.pg8000 import Pg8000
-from tests.suites.pg_regress import PINNED as REGRESS_PINNED
-from tests.suites.pg_regress import PgRegress
 from tests.suites.postgres_js import PostgresJs
 from tests.suites.psycopg2 import Psycopg2
 from tests.suites.rig import Pool
@@ -26,7 +23,8 @@ from tests.suites.sqlalchemy import EVERYTHING, SqlAlchemy
 _ALL: Final[tuple[Suite, ...]] = (
     Asyncpg(), Psycopg2(), Pg8000(), SqlAlchemy("psycopg"), SqlAlchemy("psycopg_async"),
     SqlAlchemy("asyncpg"), SqlAlchemy("psycopg2"), SqlAlchemy("pg8000"), SqlAlchemy("psycopg", EVERYTHING),
-    PgRegress(), REGRESS_PINNED, NodePostgres(), NODE_PINNED, PostgresJs(),
+    pg_regress.PgRegress(), pg_regress.PINNED, pg_regress.ONCE,
+    node.NodePostgres(), node.PINNED, PostgresJs(),
 )
 SUITES: Final[Mapping[str, Suite]] = {suite.name: suite for suite in _ALL}
 POOLS: Final[tuple[Pool, ...]] = ("direct", "session", "transaction")

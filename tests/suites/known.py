@@ -11,6 +11,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
+from tests.suites import regress_names
 from tests.suites.outcomes import Difference, Explained
 from tests.suites.rig import Pool
 
@@ -25,6 +26,11 @@ class Reason(StrEnum):
     PREPARE = "SQL PREPARE"
     NAMES = "names of statements in SQL"
     SAME_SESSION = "one session in turns"
+    LOCKS = "session advisory locks"
+    USED_BEFORE = "a session used before"
+    SEQUENCES = "currval and lastval"
+    IN_C = "memory of functions in C"
+    COUNTS = "counts of a session"
     CHANCE = "chance"
 
 
@@ -48,7 +54,19 @@ _PSYCOPG2_LISTENS: Final = (
     "tests/test_notify.py::NotifiesTests::test_notify_attributes",
     "tests/test_notify.py::NotifiesTests::test_notify_payload",
 )
+_REGRESS: Final = (
+    *(Known(suite, _BOTH, Reason.USED_BEFORE, regress_names.USED_BEFORE)
+      for suite in ("pg_regress", "pg_regress-pin")),
+    Known("pg_regress", _TRANSACTION, Reason.TEMPORARY, regress_names.TEMPORARY),
+    Known("pg_regress", _TRANSACTION, Reason.PREPARE, regress_names.PREPARE),
+    Known("pg_regress", _TRANSACTION, Reason.HELD, regress_names.HELD),
+    Known("pg_regress", _TRANSACTION, Reason.LOCKS, regress_names.LOCKS),
+    Known("pg_regress*", _TRANSACTION, Reason.SEQUENCES, regress_names.SEQUENCES),
+    Known("pg_regress*", _TRANSACTION, Reason.IN_C, regress_names.IN_C),
+    Known("pg_regress*", _TRANSACTION, Reason.COUNTS, regress_names.COUNTS),
+)
 KNOWN: Final = (
+    *_REGRESS,
     Known("asyncpg", _BOTH, Reason.PROCESS_ID, (
         "tests/test_pool.py::TestPool::test_pool_min_size_restored_after_idle_connection_loss",)),
     Known("asyncpg", _SESSION, Reason.PROCESS_ID, _ASYNCPG_LISTENS),

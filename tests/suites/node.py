@@ -42,6 +42,7 @@ class NodePostgres:
     pooler: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def prepare(self, home: Path) -> str:
+        home = home.parent / "node-postgres"
         if not (home / "complete").exists():
             _fetch(home)
             (home / "complete").touch()
@@ -51,6 +52,7 @@ class NodePostgres:
         """It needs nothing more."""
 
     def run(self, home: Path, where: Target, out: Path, only: Sequence[str]) -> Run:
+        home = home.parent / "node-postgres"
         env = {**where.libpq, "PGTESTNOSSL": "true", "USER": USER, "TEST_TIMEOUT": "20000",
                "SCRAM_TEST_PGUSER": USER, "SCRAM_TEST_PGPASSWORD": PASSWORD}
         run: dict[str, Outcome] = {}
@@ -132,3 +134,7 @@ def _mocha(home: Path, package: Path, files: str, out: Path, env: Mapping[str, s
 def _named(package: str, run: Run) -> Iterator[tuple[str, Outcome]]:
     for test, outcome in run.items():
         yield f"{package}/{test}", outcome
+
+
+PINNED: Final = NodePostgres("node-postgres-pin", {}, {"pool": {"session_state": "pin", "max_pinned": 60}})
+"""Shows which differences are those of state that `clean` undoes."""
