@@ -226,7 +226,7 @@ def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bo
         if server.refused:
             return reworded(server, data[at:end])
     elif kind == STATUS:
-        server.reported(data[at + 5 : end])
+        return server.reported(data[at + 5 : end])
     elif kind == SUSPENDED or kind == EMPTY:
         server.answered = True
         if owed and owed[0] == o.EXECUTE:

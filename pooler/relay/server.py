@@ -271,12 +271,15 @@ class ServerConn:
         if b"VFATAL\0" in head or b"VPANIC\0" in head:
             self.fatal = message
 
-    def reported(self, body: bytes) -> None:
-        """A ParameterStatus."""
+    def reported(self, body: bytes) -> bool:
+        """A ParameterStatus. True: not for the client, a RESET has brought the pooler's name back."""
         name, value = read_parameter_status(body)
         self.parameters = self.parameters.with_status(name, value)
+        if name == b"application_name" and value and value == self.fresh.get(name):
+            return True
         if self.client is not None and not self.own:
             self.client.parameters = self.client.parameters.with_status(name, value)
+        return False
 
     # ---- the end of a transaction
 

@@ -186,3 +186,18 @@ def test_a_tenants_own_setting_never_shows_a_stranger_its_rows(rig: Rig) -> None
             assert two.query("select coalesce(current_setting('app.tenant_id', true), '')") == [[""]]
         with rig.pooled("_one") as next_:
             assert next_.query(mine) == [["0"]]
+
+
+RESETS = ["reset all", "discard all", "reset application_name", "set application_name to default"]
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_a_reset_never_shows_the_poolers_own_name(newest: Rig, reset: str) -> None:
+    for pool in ("_session", "_one"):
+        with newest.pooled(pool, application_name="mine") as client:
+            client.query("set application_name = 'other'")
+            client.send(query(reset))
+            told = [said.body for said in client.until_ready() if said.type == "S"]
+            client.query("select 1")
+            assert client.session.parameters["application_name"] == "mine"
+            assert not [body for body in told if b"pooler" in body]
