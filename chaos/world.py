@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coordinator.ledger.keys import FleetKeys
 from pooler.demo import schema
@@ -24,7 +25,7 @@ from pooler.demo.postgres import (
     temporary_directory,
 )
 
-DBNAME, USER, MONITOR = "shop", "shop_web", "pooler_monitor"
+DBNAME, USER, MONITOR, CONSOLE = "shop", "shop_web", "pooler_monitor", "stats"
 PASSWORD = "chaos-password"  # of a server on loopback that lives as long as the scenario
 ADMIN_RESERVE, REAPERS, RESERVED = 2, 1, 3
 
@@ -46,8 +47,11 @@ class World:
 
 
 @contextmanager
-def world(*, permits: int, workers: int) -> Iterator[World]:
-    """Start it, stop it. Raises PartFailed."""
+def world(
+    *, permits: int, workers: int, others: Sequence[str] = (),
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[World]:
+    """Start it, stop it. `others`: more roles with PASSWORD; `more`: of pooler.yaml. Raises PartFailed."""
     directory = temporary_directory("chaos")
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -57,8 +61,9 @@ def world(*, permits: int, workers: int) -> Iterator[World]:
         server = Server.create(installation, directory / "server", limits=limits, settings=schema.SETTINGS)
         ends.callback(server.stop, immediate=True)
         server.start()
-        for role in (Role(USER, PASSWORD), Role(MONITOR, PASSWORD, MONITOR_GRANTS)):
-            server.create_role(role)
+        for name in (USER, *others):
+            server.create_role(Role(name, PASSWORD))
+        server.create_role(Role(MONITOR, PASSWORD, MONITOR_GRANTS))
         server.create_database(DBNAME, USER)
         schema.create_schema(server, DBNAME)
         parked = Parked(server, ADMIN_RESERVE, DBNAME)
@@ -69,9 +74,10 @@ def world(*, permits: int, workers: int) -> Iterator[World]:
         ends.callback(etcd.kill)
         etcd.start()
         fleet = Fleet(FleetPlan(
-            directory / "fleet", (f"127.0.0.1:{server.port}",), DBNAME, {USER: PASSWORD},
+            directory / "fleet", (f"127.0.0.1:{server.port}",), DBNAME,
+            dict.fromkeys((USER, *others, CONSOLE), PASSWORD),
             tuple(etcd.endpoints), (MONITOR, PASSWORD), name="chaos", workers=workers, permits=permits,
-            admin_reserve=ADMIN_RESERVE, more={"etcd": {"lease_ttl": "2s"}}))
+            admin_reserve=ADMIN_RESERVE, more={"etcd": {"lease_ttl": "2s"}, **(more or {})}))
         fleet.write()
         ends.callback(fleet.stop)
         fleet.start()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.fuzz import fuzz, made
+from chaos.fuzz import fuzz
+from chaos.fuzz_client import made
 from pooler.demo.etcd import find_etcd
 from pooler.demo.postgres import installations
 from tests.support.need import missing
