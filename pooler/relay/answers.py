@@ -25,7 +25,6 @@ IDLE = 0x49  # ReadyForQuery's I
 COMPLETE, READY, ERROR, STATUS = 0x43, 0x5A, 0x45, 0x53
 BIND_DONE, PARSE_DONE, CLOSE_DONE, NO_DATA, ROW_DESCRIPTION = 0x32, 0x31, 0x33, 0x6E, 0x54
 SUSPENDED, EMPTY, COPY_IN, COPY_BOTH, FUNCTION_DONE = 0x73, 0x49, 0x47, 0x57, 0x56
-ENDS_ANSWERED = (o.QUERY, o.FUNCTION)  # their ReadyForQuery has something before it
 COMMON_TAGS = frozenset((b"SEL", b"INS", b"UPD", b"DEL", b"BEG", b"COM", b"ROL", b"COP", b"FET"))
 PASSING = frozenset(b"DdtENAV")  # may pass in pieces: their beginning says all we need
 PLAIN_BYTES_MAX = 4_096  # what is longer is not looked at twice
@@ -131,8 +130,10 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
         at = _sound_end(data, max(start, first), at)
     elif at != size:
         at = _stop(server, data, at, size)
-        if len(server.held) > HELD_BYTES_MAX or server.skip > server.pool.packet_bytes_max:
+        if len(server.held) > HELD_BYTES_MAX:
             fault = TOO_LONG
+        elif server.skip > server.pool.packet_bytes_max:  # nothing of it is passed on
+            at, server.skip, fault = _sound_end(data, max(start, first), size), 0, TOO_LONG
     if pieces is not None:
         pieces.append(data[start:at])
         data = b"".join(pieces)
@@ -176,7 +177,7 @@ def _sound_end(data: bytes, at: int, end: int) -> int:
     """Where the messages from `at` to `end` stop to be sound: rows are not looked at as they pass."""
     while at < end:
         following: int = at + 1 + _length_at(data, at + 1)[0]
-        if following < at + 5:
+        if not at + 5 <= following <= end:
             break
         at = following
     return at
@@ -186,10 +187,12 @@ def _fault_of_ready(server: ServerConn, data: bytes, at: int, end: int) -> str:
     """Why a ReadyForQuery shows that the server is out of step, empty if it does not."""
     if end != at + 6 or data[at + 5] not in STATUSES:
         return MALFORMED
-    owed = server.owed
-    if not owed:
-        return "" if server.doubtful else NOT_ASKED
-    return NOT_ASKED if owed[0] in ENDS_ANSWERED and not server.answered else ""
+    for entry in server.owed:
+        if type(entry) is int and entry <= o.FUNCTION:
+            return NOT_ASKED if entry != o.SYNC and not server.answered else ""
+        if entry is not o.COPY_ENDED:
+            break  # it is not answered yet
+    return "" if server.doubtful else NOT_ASKED
 
 
 def _is_unasked(server: ServerConn, client: Served, rest: bytes) -> bool:

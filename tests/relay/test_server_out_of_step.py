@@ -135,6 +135,16 @@ def test_a_ready_for_query_before_the_answer_gives_the_answer_to_nobody_else() -
         check_nobody_else_hears(w, client)
 
 
+def test_a_ready_for_query_in_the_middle_of_a_group_gives_the_rest_to_nobody_else() -> None:
+    with world() as w:
+        client = w.client()
+        w.sessions[0].mini.mute = True
+        w.say(client, GROUP)
+        says(w, b"1\0\0\0\4" + READY, b"2\0\0\0\4" + row(b"STRANGE"), DONE + READY)
+        assert client.kinds == "1 E:08007 Z:I"
+        check_nobody_else_hears(w, client)
+
+
 @pytest.mark.parametrize("pieces", [[columns(b"a") + row(b"1"), READY], [columns(b"a") + row(b"1") + READY]])
 def test_an_answer_without_a_tag_is_none(pieces: list[bytes]) -> None:
     with world() as w:
@@ -155,6 +165,17 @@ def test_the_error_stands_behind_what_came_before_it() -> None:
         says(w, columns(b"a") + row(b"1") + b"C" + (1 << 30).to_bytes(4, "big") + b"x" * 60_000,
              *[b"x" * 60_000] * 20)
         assert client.kinds == "T D:1 E:08007 Z:I"
+        check_nobody_else_hears(w, client)
+
+
+@pytest.mark.parametrize("ahead", [b"", columns(b"a") + row(b"1")])
+def test_of_a_message_beyond_the_limit_not_a_byte_is_passed_on(ahead: bytes) -> None:
+    with world() as w:
+        client = w.client()
+        w.sessions[0].mini.mute = True
+        w.say(client, query("select 1"))
+        says(w, ahead + b"D\x80\0\0\0\0\1\0\0\0\1x")
+        assert client.kinds == ("T D:1 " if ahead else "") + "E:08007 Z:I"
         check_nobody_else_hears(w, client)
 
 
