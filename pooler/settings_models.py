@@ -57,6 +57,8 @@ class FleetSettings(Strict):
         None, description="where other hosts reach this one with cancel requests; default: `listen`")
     listen_backlog: int = Field(128, ge=1, le=65535)
     listen_proxy: bool = False
+    reuse_port: bool = Field(False, description="other processes may listen on the ports of `listen`, too")
+    peer_id: int = Field(0, ge=0, le=0xFFFF, description="one worker: its own among `admin.show_peers`")
     run_dir: PathValue = Field(default_factory=default_run_dir)
     proxy_protocol_from: Networks = ()
     unix_socket_dir: PathValue | None = None

@@ -80,7 +80,7 @@ def carry(bouncer: Bouncer, given: Circumstances) -> Carried:
     databases = Databases(bouncer, given.users, unlimited=given.as_pgbouncer)
     config["databases"], policies = databases.carry(notes)
     _users(config, bouncer, notes)
-    for peer in bouncer.peers.values():
+    for peer in bouncer.peers.values() if not given.as_pgbouncer else ():
         notes.lost(peer.place, f"[peers] {peer.name}", "workers of one ledger find each other unaided: "
                                                        "let them share one etcd")
     for section, values in given.more.items():

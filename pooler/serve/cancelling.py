@@ -68,7 +68,7 @@ class Cancelling:
             await self._holder.cancel(key)
             return
         ordinal = ordinal_of(key)
-        if ordinal is not None and ordinal != self._permits.ordinal:
+        if ordinal is not None and ordinal != self._registry.key_owner:
             # a request that comes round again must not wait for itself
             await self._turns.take(key + bytes([hops]), partial(self._pass_on, ordinal, key, hops))
 
@@ -76,7 +76,7 @@ class Cancelling:
         address = ""
         try:
             async with self._limit:
-                address = await self._permits.forward_cancel(ordinal, key)
+                address = self._peer(ordinal) or await self._permits.forward_cancel(ordinal, key)
                 if address and hops < HOPS_MAX:
                     await self._send(address, forwarded(key, hops + 1))
         except FleetUnreachable as why:  # anybody may send any key: this is not worth a line each time
@@ -84,9 +84,18 @@ class Cancelling:
         except (Broken, ValueError) as why:
             log.warning(Event.CANCEL_NOT_DELIVERED, ordinal=ordinal, reason=f"{address}: {why}")
 
+    def _peer(self, number: int) -> str:
+        """Where the process with this number among the peers is; "" for none."""
+        settings = self._registry.settings
+        for peer, host, port, _ in settings.admin.show_peers if settings.fleet.peer_id else ():
+            if peer == number and number != settings.fleet.peer_id:
+                return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        return ""
+
     async def _send(self, address: str, key: bytes) -> None:
         """Encrypted if the other side can, for it is as good as a password. Raises Broken."""
-        if address == cancel_address(self._registry.settings):
+        settings = self._registry.settings
+        if address == cancel_address(settings) and not settings.fleet.peer_id:
             raise Broken("a worker of another host says that its address is ours: set fleet.cancel_address")
         with trio.move_on_after(CONNECT_SECONDS + CLOSE_SECONDS):
             try:

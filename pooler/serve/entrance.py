@@ -189,7 +189,7 @@ class Entrance:
             raise _servers_word(pool) or ended from None
         registry = self._registry
         key = make_key(
-            registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
+            registry.key_owner, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
         await greet(raw, Welcome(asked.owed, list(told.items()), key))
         application_name = asked.parameters.get("application_name", "")
         tenant, klass = registry.tenant(asked.user, asked.database, application_name, asked.address.host)

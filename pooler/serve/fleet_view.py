@@ -151,7 +151,7 @@ async def open_console(raw: RawSocket, asked: LoggedIn, registry: Registry, view
     is_admin = asked.is_owner or asked.user in settings.admin.users
     user = ConsoleUser(asked.user, is_admin=is_admin, address=asked.address.host)
     key = make_key(
-        registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
+        registry.key_owner, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
     interrupt = registry.consoles[key] = Interrupt(
         user, application_name=asked.parameters.get("application_name", ""),
         number=registry.numbers.reserve(registry.parts.permits.ordinal))

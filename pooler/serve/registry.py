@@ -62,6 +62,12 @@ class Registry:
     console_queries: int = 0
     suspended: bool = False  # nothing moves until RESUME
 
+    @property
+    def key_owner(self) -> int:
+        """What cancel keys say of whose they are: the worker's ordinal, or its number among peers."""
+        fleet = self.settings.fleet
+        return fleet.peer_id if fleet.peer_id and fleet.workers == 1 else self.parts.permits.ordinal
+
     def console_asked(self) -> None:
         """A console's command came."""
         self.console_queries += 1

@@ -195,7 +195,7 @@ async def seat(
     client: ReplicationClient | None = None
     try:
         told = await _own_name(opened, asked)
-        key = make_key(registry.parts.permits.ordinal, os.urandom(RANDOM_BYTES),
+        key = make_key(registry.key_owner, os.urandom(RANDOM_BYTES),
                        protocol_minor=asked.protocol_minor)
         await greet(raw, Welcome(asked.owed, list(told.items()), key))
         client = ReplicationClient(registry, plan, asked, RawSocket(raw.release()), opened, key, left)

@@ -53,7 +53,8 @@ class FleetSockets:
     def _open(self, settings: Settings) -> None:
         fleet, http, backlog = settings.fleet, settings.http, settings.fleet.listen_backlog
         if not (self.listen or self.unix):
-            self.listen = [_listen_tcp("fleet.listen", address, backlog) for address in fleet.listen]
+            self.listen = [_listen_tcp("fleet.listen", address, backlog, shared=fleet.reuse_port)
+                           for address in fleet.listen]
         self.coordinator_http = _listen_tcp("http.listen", http.listen, backlog)
         for index in range(fleet.workers):
             host = fleet.host_for_workers
@@ -123,7 +124,7 @@ class FleetSockets:
             yield self.coordinator_http
 
 
-def _listen_tcp(setting: str, address: Address, backlog: int) -> socket.socket:
+def _listen_tcp(setting: str, address: Address, backlog: int, *, shared: bool = False) -> socket.socket:
     try:
         stream, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
         found = socket.getaddrinfo(address.host, address.port, type=stream, flags=passive)
@@ -133,6 +134,8 @@ def _listen_tcp(setting: str, address: Address, backlog: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(bound)

@@ -80,7 +80,7 @@ def settings(listen_proxy: bool = False, **tls: Any) -> Settings:
 
 
 def cancelling(found: Settings, permits: Permits, nursery: trio.Nursery) -> Cancelling:
-    registry: Any = SimpleNamespace(settings=found)
+    registry: Any = SimpleNamespace(settings=found, key_owner=HERE)
     holder: Any = SimpleNamespace(has=lambda key: False)
     stand_in: Any = permits
     return Cancelling(registry, holder, stand_in, nursery)
@@ -128,6 +128,22 @@ async def test_it_is_passed_on_so_many_times_at_most(
         for hops in range(HOPS_MAX + 3):
             await part.take(KEY if not hops else forwarded(KEY, hops))
     assert [read_forwarded(key)[1] for key, _ in other.taken] == list(range(1, HOPS_MAX + 1))
+
+
+async def test_a_peer_is_asked_without_the_coordinator(
+    ground: tuple[OtherHost, Settings], nursery: trio.Nursery
+) -> None:
+    other, mine = ground
+    host, _, port = other.address.rpartition(":")
+    peers = ((HERE, "127.0.0.1", 1, None), (ELSEWHERE, host, int(port), None))
+    mine = mine.model_copy(update={
+        "admin": mine.admin.model_copy(update={"show_peers": peers}),
+        "fleet": mine.fleet.model_copy(update={"peer_id": HERE})})
+    permits = Permits(None)
+    with trio.fail_after(10):
+        await cancelling(mine, permits, nursery).take(KEY)
+    assert [read_forwarded(key) for key, _ in other.taken] == [(KEY, 1)]
+    assert not permits.asked
 
 
 @pytest.mark.parametrize("address", [None, "", "10.0.0.5:6432", "127.0.0.1:1", "nonsense"])
