@@ -11,7 +11,7 @@ from tests.suites.run import command
 
 PLUGIN = Path(__file__).parent / "plugin"
 PYTEST = ("pytest>=8,<10", "pytest-timeout>=2.3,<3")
-TEST_SECONDS_MAX = 60
+TEST_SECONDS_MAX = 120
 
 
 def run_pytest(
