@@ -68,10 +68,11 @@ class Input:
     writes: tuple[bytes, ...]
 
 
-def made(seed: int, number: int) -> Input:
-    """Input `number`."""
+def made(seed: int, number: int, only: str = "") -> Input:
+    """Input `number`, of the kind `only` if that is given."""
     chance = Random(f"{seed}:{number}")
     kind = chance.choice(("first", "first", "login", *("session",) * 7, "console"))
+    kind = only or kind
     who = number // PER_LOGIN
     if kind == "first":
         behind = chance.choice((b"", b"", b"\0" * 8, noise(chance), _first(chance)))

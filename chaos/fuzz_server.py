@@ -17,7 +17,7 @@ from typing import Any
 
 from chaos.fuzz_run import Run, audited, no_wrong
 from chaos.fuzz_said import in_service, to_facts, to_own_query, to_startup
-from chaos.fuzz_words import Hearing, Nonsense, mark, read
+from chaos.fuzz_words import Hearing, Nonsense, mark, marks, read
 from chaos.outcome import Outcome
 from chaos.script import PASSWORD, Asked, Say, Script, Session, honest
 from chaos.scripted_server import ScriptedServer
@@ -137,9 +137,7 @@ class OddServer:
 
 
 def _number_in(text: str) -> int | None:
-    if not text.startswith(_ASKED):
-        return None
-    return int(text[len(_ASKED) + 1 : text.index(">")])
+    return next(iter(marks(text.encode())), None) if text.startswith(_ASKED) else None
 
 
 def asking(seed: int, number: int) -> tuple[bytes, int]:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 import socket
+import zlib
 from random import Random
 
 SERVER_KINDS = frozenset(b"123ACDEGHIKNRSTVWZcdnstv")
-_MARK = re.compile(rb"<(\d+)>")
-_MESSAGE_BYTES_MAX = 1 << 30
+_MARK = re.compile(rb"<(\d+)[.](\d+)>")
+_MESSAGE_BYTES_MAX = (1 << 30) + (1 << 16)  # the pooler's limit is on what is still to come of one
 _LENGTHS = (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\3", b"\0\0\0\4", b"\0\0\0\5", b"\x40\0\0\1",
             b"\0\1\0\0", b"\x00\x10\x00\x01", b"\x7f\xff\xff\xff", b"\x80\0\0\0")
 
 
 def mark(number: int) -> str:
-    """By which bytes made for input `number` are known again."""
-    return f"<{number}>"
+    """By which bytes made for input `number` are known again; a spoilt one is none."""
+    return f"<{number}.{zlib.crc32(b'%d' % number)}>"
+
+
+def marks(data: bytes) -> set[int]:
+    """The numbers whose marks are in it."""
+    return {int(each) for each, proof in _MARK.findall(data) if zlib.crc32(each) == int(proof)}
 
 
 def noise(chance: Random) -> bytes:
@@ -103,7 +109,7 @@ class Hearing:
         elif kind == b"G":
             self.copies_in += 1
         elif kind == b"D":
-            self.strange |= {int(each) for each in _MARK.findall(body)} - self.asked
+            self.strange |= marks(body) - self.asked
 
 
 def read(sock: socket.socket, hearing: Hearing, seconds: float) -> str:

@@ -97,7 +97,8 @@ class Session:
     status: bytes = b"I"
     is_in: bool = False
     asked_startup: bool = False
-    text: str = ""  # of the statement that was parsed last
+    text: str = ""  # of the statement that was parsed or bound last, up to the Sync
+    statements: dict[str, str] = field(default_factory=dict)
     skipping: bool = False
     memo: Any = None  # a rule's own
     _buffer: bytearray = field(default_factory=bytearray)
@@ -159,8 +160,12 @@ class Session:
         if kind == "Q":
             text = body[:-1].decode(errors="replace")
             return Asked(_question(text), body, text)
-        if kind == "P":
-            return Asked("P", body, [*body.split(b"\0", 2), b""][1].decode(errors="replace"))
+        if kind in "PB":
+            first, second = ("\0\0" if body.count(0) < 2 else body.decode(errors="replace")).split("\0")[:2]
+            if kind == "P":
+                self.statements[first] = second
+            self.text = second if kind == "P" else self.statements.get(second, "")
+            return Asked(kind, body, self.text)
         return Asked("password" if kind == "p" else kind, body)
 
     def _answer(self, asked: Asked) -> None:
@@ -282,7 +287,6 @@ def _extended(session: Session, asked: Asked) -> Say:
     is_look = _question(session.text) == "look"
     match asked.event:
         case "P":
-            session.text = asked.text
             return Say(message(b"1"))
         case "B":
             return Say(message(b"2"))
@@ -297,7 +301,7 @@ def _extended(session: Session, asked: Asked) -> Say:
 
 
 def _sync(session: Session, asked: Asked) -> Say:
-    session.skipping = False
+    session.skipping, session.text = False, ""
     return Say(ready(session.status))
 
 
