@@ -20,6 +20,7 @@ from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.record import Epoch, Permit, Record, Worker, WorkerExit
 from coordinator.link import Link
 from coordinator.store.api import (
+    TXN_OPERATIONS_MAX,
     Entry,
     Lease,
     LeaseGone,
@@ -35,6 +36,7 @@ from coordinator.store.api import (
 from coordinator.waiting import Holding, Pool
 
 ROUNDS_MAX = 8
+COMPARED_MAX = TXN_OPERATIONS_MAX - 8  # epochs in one registration, beside the worker's own keys
 EXIT_BACKOFF_SECONDS = 0.5
 
 _log = structlog.get_logger("coordinator.registry")
@@ -126,9 +128,7 @@ class Registry:
     async def _register_once(self, local: Local) -> bool:
         key = self.keys.worker(local.boot_id)
         epoch_keys = [self.keys.db(db).epoch() for db in self._databases]
-        snapshot = await self._store.read(
-            key, self.keys.worker_exit(local.boot_id), *epoch_keys)
-        found = {entry.key: entry for entry in snapshot.entries}
+        found = await self._found(key, self.keys.worker_exit(local.boot_id), *epoch_keys)
         if self.keys.worker_exit(local.boot_id) in found:
             raise Unregistered("its process was seen to end")
         old = found.get(key)
@@ -138,7 +138,7 @@ class Registry:
         record = self._record(local.who, ordinal, old, [found.get(each) for each in epoch_keys])
         compares = [unchanged(key, old.mod_revision) if old else absent(key)]
         compares += [unchanged(each, found[each].mod_revision) if each in found else absent(each)
-                     for each in epoch_keys]
+                     for each in epoch_keys[:COMPARED_MAX]]
         compares.append(absent(self.keys.worker_exit(local.boot_id)))
         puts = [Put(key, record.encode(), lease.id)]
         mine = self.keys.ordinal(ordinal)
@@ -149,7 +149,19 @@ class Registry:
         if not isinstance(outcome, Won):
             return False
         local.ordinal = ordinal
-        return True
+        # epochs that did not fit are looked at again now that the key is there: who changes one from here on
+        # finds this worker with the older, and waits for it
+        rest = epoch_keys[COMPARED_MAX:]
+        after = await self._found(*rest)
+        return all(after.get(each) == found.get(each) for each in rest)
+
+    async def _found(self, *keys: str) -> dict[str, Entry]:
+        """What there is of these keys, however many."""
+        entries: dict[str, Entry] = {}
+        for first in range(0, len(keys), TXN_OPERATIONS_MAX):
+            snapshot = await self._store.read(*keys[first:first + TXN_OPERATIONS_MAX])
+            entries |= {entry.key: entry for entry in snapshot.entries}
+        return entries
 
     async def _lease_for(self, local: Local, old: Entry | None) -> Lease:
         """The lease its key is on, if that can be kept alive; else a new one."""
