@@ -1,7 +1,7 @@
 """Hostile bytes from clients, and from a server: whoever sends them ends alone.
 
-Three in five inputs go to the client port of a fleet in front of a PostgreSQL; the others are what a scripted
-server says to a fleet of its own.
+Three in five inputs are a client's; the others are what a scripted server says. One in ten goes to a whole
+fleet (a PostgreSQL, or the scripted server, behind it), the rest to the worker's relay alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chaos.fuzz_client import Place, Sender
+from chaos.fuzz_relay import fuzz_relay
 from chaos.fuzz_run import SERVED_SECONDS_MAX, Run, audited, no_wrong
 from chaos.fuzz_server import fuzz_server
 from chaos.outcome import Outcome
@@ -20,6 +21,7 @@ from pooler.demo import client as c
 PERMITS, WORKERS, SENDERS = 60, 2, 24
 INPUTS_PER_SECOND = 400  # how many are sent for each second that was asked for
 CLIENTS_PART = 0.6
+FLEET_CLIENTS_PART, FLEET_SERVER_PART = 0.12, 0.05  # of each kind: what a whole fleet is sent
 MODES = {USER: "transaction", "fuzz_session": "session", "fuzz_statement": "statement"}
 
 Say = Callable[[str], None]
@@ -29,7 +31,10 @@ def fuzz(seed: int, seconds: float, say: Say) -> Outcome:
     """Both kinds, INPUTS_PER_SECOND for each of `seconds` together. Raises PartFailed."""
     inputs = round(seconds * INPUTS_PER_SECOND)
     clients = round(inputs * CLIENTS_PART)
-    parts = [fuzz_clients(seed, clients, say), fuzz_server(seed, inputs - clients, say)]
+    server = inputs - clients
+    to_fleet, to_fleet_by_server = round(clients * FLEET_CLIENTS_PART), round(server * FLEET_SERVER_PART)
+    parts = [fuzz_relay(seed, clients - to_fleet, server - to_fleet_by_server, say),
+             fuzz_clients(seed, to_fleet, say), fuzz_server(seed, to_fleet_by_server, say)]
     return Outcome([verdict for part in parts for verdict in part.verdicts],
                    {name: value for part in parts for name, value in part.figures.items()})
 

@@ -125,6 +125,7 @@ def _passwords(chance: Random) -> tuple[bytes, ...]:
 
 def _message(chance: Random, texts: Sequence[str]) -> bytes:
     name, sql = chance.choice(_NAMES), chance.choice(texts)
+    size = chance.choice((300, 70_000, 300_000))
     match chance.randrange(20):
         case 0 | 1 | 2:
             return c.query(sql)
@@ -153,7 +154,8 @@ def _message(chance: Random, texts: Sequence[str]) -> bytes:
         case 18:
             return chance.choice((
                 c.message(b"p", b"x\0"), c.message(b"X") if chance.random() < 0.2 else c.SYNC,
-                c.message(b"Q", sql.encode()), c.query("select '" + "x" * 70_000 + "'"),
+                c.message(b"Q", sql.encode()), c.query("select '" + "x" * size + "'"),
+                c.parse("select '" + "x" * 90_000 + "'", name) + c.bind(("y" * 90_000,), name) + c.SYNC,
                 b"P\x00\xff\xff\xff" + b"y" * 5000))
     return c.message(bytes([chance.randrange(256)]), noise(chance))
 

@@ -7,14 +7,17 @@ the ledger, the logins and the tasks of a worker are not here.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from random import Random
 from time import monotonic
 from typing import Any, cast
+
+import structlog
 
 from chaos.fuzz_client import ends_whole, made
 from chaos.fuzz_run import GROWTH_BYTES_MAX, WARM_PART, no_wrong, resident
@@ -39,8 +42,12 @@ from pooler.wire.prepared import Statements
 from pooler.wire.session_state import TextLook
 
 SESSIONS, CLIENTS, PER_CLIENT = 2, 3, 40
+SLOW = 0.1  # of the clients, so many have small buffers, and as many read little at a time
+STARTS: tuple[dict[bytes, bytes], ...] = (
+    {}, {}, {b"application_name": b"fuzz"}, {b"TimeZone": b"Asia/Tokyo"}, {b"work_mem": b"1MB", b"a.b": b"c"},
+    {b"role": b"none"}, {b"client_encoding": b"LATIN1", b"search_path": b"\xe9"})
 LATER_SECONDS = 3_600.0  # by then whatever has a time limit of its own is over
-ROUNDS_MAX = 2_000
+ROUNDS_MAX = 5_000
 MIXES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("transaction", {}), ("session", {}), ("statement", {}), ("transaction", {"session_state": "pin"}),
     ("transaction", {"session_state": "reject"}), ("transaction", {"session_state": "warn"}),
@@ -83,6 +90,7 @@ class Scene:
         self.far: dict[int, tuple[socket.socket, Session]] = {}
         self.clients: list[Client | None] = [None] * CLIENTS
         self.born = 0
+        self.chance = Random(f"{mode}:{settings}")
 
     def client(self, at: int) -> Client:
         """The client of that place, a new one if the last has gone."""
@@ -101,7 +109,7 @@ class Scene:
             self.reactor._turn()
             moved = self._work() + sum(self._serve(pid) for pid in list(self.far))
             self.reactor._turn()
-            moved += sum(each.read() for each in self.clients if each is not None)
+            moved += sum(each.read() + each.send() for each in self.clients if each is not None)
             if not moved:
                 break
         else:
@@ -121,6 +129,8 @@ class Scene:
         for each in self.clients:
             if each is not None:
                 each.leave()
+                each.conn.sock.close()
+        self._work()
         for sock, _ in self.far.values():
             sock.close()
         for server in list(self.parts.servers):
@@ -198,20 +208,26 @@ class Client:
         self.near, far = socket.socketpair()
         self.near.setblocking(False)
         far.setblocking(False)
-        wanted = scene.tracked.from_statuses(_TOLD.items())
+        chance = scene.chance
+        if chance.random() < SLOW:
+            for sock in (self.near, far):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        self._read_bytes = 2_000 if chance.random() < SLOW else 1 << 20
+        wanted = scene.tracked.from_statuses(_TOLD.items()).with_startup(chance.choice(STARTS))
         self.conn = ClientConn(scene.reactor, scene.pool, far, "fuzz:0", b"key", wanted, b"", "")
         scene.pool.clients.add(self.conn)
         self.conn.start(b"")
         self.hearing = Hearing()
         self.sent: list[int] = []
         self.left, self.closed = PER_CLIENT, False
+        self._unsent = b""
 
     def read(self) -> int:
         """Whether anything came. Raises Nonsense."""
         if self.closed:
             return 0
         try:
-            data = self.near.recv(1 << 20)
+            data = self.near.recv(self._read_bytes)
         except BlockingIOError:
             return 0
         except OSError:
@@ -222,10 +238,17 @@ class Client:
             self.leave()
         return 1
 
-    def send(self, data: bytes) -> None:
-        """What the pooler takes of it at once; of more than that nobody hears."""
-        with suppress(OSError):
-            self.near.send(data)
+    def send(self, data: bytes = b"") -> int:
+        """As much of it as the pooler takes now; the rest with the next call. Whether anything went."""
+        self._unsent += data
+        if self.closed or not self._unsent:
+            return 0
+        try:
+            sent = self.near.send(self._unsent)
+        except OSError:
+            return 0
+        self._unsent = self._unsent[sent:]
+        return sent
 
     def leave(self) -> None:
         self.closed = True
@@ -287,14 +310,17 @@ class Fuzz:
 
 @contextmanager
 def scenes(seed: int, *, odd: bool) -> Iterator[tuple[list[Scene], OddServer]]:
-    """One of each of MIXES."""
+    """One of each of MIXES. What they log of sessions that come and go is not shown."""
     server = OddServer(seed)
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     made_ones = [Scene(mode, settings, server if odd else None) for mode, settings in MIXES]
     linger, reactor.LINGER_SECONDS = reactor.LINGER_SECONDS, 0.0  # here nothing comes by itself
     try:
         yield made_ones, server
     finally:
         reactor.LINGER_SECONDS = linger
+        structlog.configure(**before)
         for each in made_ones:
             each.close()
 

@@ -115,9 +115,12 @@ def in_service(seed: int, number: int, honest: bytes) -> Say:
 
 def _legal(chance: Random, number: int) -> bytes:
     """What may come at any time, or before any answer."""
-    match chance.randrange(4):
+    match chance.randrange(5):
         case 0:
             return error("00000", chance.choice(_TEXTS), "NOTICE", b"N")
+        case 3:
+            big = row([mark(number) + "x" * chance.choice((3_000, 70_000, 200_000))])
+            return columns(1) + big * chance.randint(1, 3) + complete("SELECT 3")
         case 1:
             return message(b"A", number.to_bytes(4) + b"ch\0\0")
         case 2:

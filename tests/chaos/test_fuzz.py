@@ -6,6 +6,10 @@ import pytest
 
 from chaos.fuzz import fuzz
 from chaos.fuzz_client import made
+from chaos.fuzz_relay import fuzz_relay
+from chaos.fuzz_said import in_service
+from chaos.fuzz_words import Hearing, Nonsense, mark, marks
+from chaos.words import complete, message, ready, row
 from pooler.demo.etcd import find_etcd
 from pooler.demo.postgres import installations
 from tests.support.need import missing
@@ -14,6 +18,32 @@ from tests.support.need import missing
 def test_an_input_is_made_again_from_its_number() -> None:
     assert [made(3, n) for n in range(50)] == [made(3, n) for n in range(50)]
     assert made(3, 7) != made(4, 7)
+    assert [in_service(3, n, b"x") for n in range(50)] == [in_service(3, n, b"x") for n in range(50)]
+    assert in_service(3, 7, b"x") != in_service(4, 7, b"x")
+
+
+def test_a_mark_is_known_again_and_a_spoilt_one_is_none() -> None:
+    assert marks(b"a" + mark(17).encode() + b"b" + mark(0).encode()) == {17, 0}
+    assert marks(mark(17).encode().replace(b"17", b"16")) == set()
+
+
+@pytest.mark.parametrize(
+    "said", [b"\0\0\0\0\0", b"Z\0\0\0\3", message(b"Z", b"?"), b"D\xff\xff\xff\xff", b"Q\0\0\0\4"])
+def test_what_is_no_protocol_is_not_taken_for_it(said: bytes) -> None:
+    with pytest.raises(Nonsense):
+        Hearing().take(complete("SELECT 1") + said)
+
+
+def test_anothers_mark_is_noticed() -> None:
+    hearing = Hearing()
+    hearing.asked.add(1)
+    hearing.take(row([mark(1)]) + row([mark(2)]) + ready())
+    assert (hearing.strange, hearing.readies) == ({2}, 1)
+
+
+def test_hostile_bytes_to_the_relay_end_their_sender_alone() -> None:
+    outcome = fuzz_relay(seed=1, from_clients=1_500, from_server=1_500, say=print)
+    assert [verdict for verdict in outcome.verdicts if not verdict.held] == []
 
 
 @pytest.mark.slow
@@ -22,5 +52,5 @@ def test_an_input_is_made_again_from_its_number() -> None:
 def test_hostile_bytes_end_their_sender_alone() -> None:
     if not installations() or find_etcd() is None:
         missing("the fuzz needs a PostgreSQL and an etcd")
-    outcome = fuzz(seed=1, seconds=10, say=print)
+    outcome = fuzz(seed=1, seconds=5, say=print)
     assert [verdict for verdict in outcome.verdicts if not verdict.held] == []
