@@ -11,7 +11,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from tests.suites import regress_names
+from tests.suites import node_names, regress_names
 from tests.suites.outcomes import Difference, Explained
 from tests.suites.rig import Pool
 
@@ -31,6 +31,9 @@ class Reason(StrEnum):
     SEQUENCES = "currval and lastval"
     IN_C = "memory of functions in C"
     COUNTS = "counts of a session"
+    IDLE_END = "a session ended while idle"
+    STAYS = "sessions outlive clients"
+    ALTERED = "prepared before an ALTER"
     CHANCE = "chance"
 
 
@@ -65,8 +68,15 @@ _REGRESS: Final = (
     Known("pg_regress*", _TRANSACTION, Reason.IN_C, regress_names.IN_C),
     Known("pg_regress*", _TRANSACTION, Reason.COUNTS, regress_names.COUNTS),
 )
+_NODE: Final = (
+    Known("node-postgres", _TRANSACTION, Reason.TEMPORARY, node_names.TEMPORARY),
+    Known("node-postgres", _TRANSACTION, Reason.LISTEN, node_names.LISTEN),
+    Known("node-postgres*", _TRANSACTION, Reason.IDLE_END, node_names.IDLE_END),
+    Known("postgres-js", _TRANSACTION, Reason.TEMPORARY, node_names.JS_TEMPORARY),
+    Known("postgres-js", _TRANSACTION, Reason.LISTEN, node_names.JS_LISTEN),
+)
 KNOWN: Final = (
-    *_REGRESS,
+    *_REGRESS, *_NODE,
     Known("asyncpg", _BOTH, Reason.PROCESS_ID, (
         "tests/test_pool.py::TestPool::test_pool_min_size_restored_after_idle_connection_loss",)),
     Known("asyncpg", _SESSION, Reason.PROCESS_ID, _ASYNCPG_LISTENS),
@@ -79,6 +89,10 @@ KNOWN: Final = (
         "tests/test_prepare.py::TestPrepare::test_prepare_explicitly_named")),
     Known("asyncpg", _TRANSACTION, Reason.SAME_SESSION, (
         "tests/test_pool.py::TestPool::test_pool_remote_close",)),
+    Known("asyncpg", _TRANSACTION, Reason.STAYS, (
+        "tests/test_cache_invalidation.py::TestCacheInvalidation::test_type_cache_invalidation_in_pool",)),
+    Known("asyncpg", _TRANSACTION, Reason.ALTERED, (
+        "tests/test_prepare.py::TestPrepare::test_prepare_statement_invalid",)),
     Known("asyncpg", _BOTH, Reason.CHANCE, (
         "tests/test_execute.py::TestExecuteMany::test_executemany_server_failure_during_writes",)),
     Known("pg8000", _TRANSACTION, Reason.TEMPORARY, (
