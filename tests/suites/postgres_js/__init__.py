@@ -16,7 +16,7 @@ from tests.suites.outcomes import Run, from_lines
 from tests.suites.rig import Target
 from tests.suites.run import command
 
-PROGRAM: Final = Path(__file__).parent / "uses.mjs"
+PROGRAM: Final = Path(__file__).parent / "uses.js"
 SECONDS_MAX: Final = 900
 
 
@@ -34,7 +34,7 @@ class PostgresJs:
         package = home / "node_modules" / "postgres" / "package.json"
         if not package.exists():
             home.mkdir(parents=True, exist_ok=True)
-            (home / "package.json").write_text('{"private": true}\n')
+            (home / "package.json").write_text('{"private": true, "type": "module"}\n')
             sources.run("npm", "install", "--no-audit", "--no-fund", "postgres@3", cwd=home)
         return str(json.loads(package.read_text())["version"])
 

@@ -1,5 +1,5 @@
 // What the README of postgres.js describes, used as it describes it: its npm package holds no tests.
-// Usage: node uses.mjs URL REPORT [NAME...]; one JSON object a test in REPORT.
+// Usage: node uses.js URL REPORT [NAME...]; one JSON object a test in REPORT.
 import assert from 'node:assert/strict'
 import { appendFileSync, writeFileSync } from 'node:fs'
 import { Readable } from 'node:stream'
