@@ -49,8 +49,13 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
             client.deliver(data)
             return
         server.skip = 0
-    elif size <= PLAIN_BYTES_MAX and len(owed) == 1 and owed[0] == o.QUERY:
-        status = _plain_status(data, size)
+    elif size <= PLAIN_BYTES_MAX and owed:
+        if len(owed) == 1 and owed[0] == o.QUERY:
+            status = _plain_status(data, size)
+        elif owed[-1] == o.SYNC and client.forgets is None:
+            status = _group_status(owed, data, size)
+        else:
+            status = 0
         if status:
             owed.clear()
             server.status = status
@@ -93,16 +98,8 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
             if fault:
                 break
             ready = True
-            server.answered = False
-            server.status = data[at + 5]
-            server.pool.queries += 1
-            if owed and type(owed[0]) is int and owed[0] <= o.FUNCTION:
-                owed.popleft()
-            else:
-                skipped(server, o.settle_ready(owed))
-            if owed:
-                server.next_query()
-            elif end < size and not server.doubtful and _is_unasked(server, client, data[end:]):
+            _settle(server, data[at + 5])
+            if not owed and end < size and _is_unasked(server, client, data[end:]):
                 at, fault = end, NOT_ASKED
                 break
         elif kind == ROW_DESCRIPTION or kind == NO_DATA:
@@ -124,16 +121,8 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
             start = at
             while owed and type(owed[0]) is o.Told:
                 pieces.append(owed.popleft().answer)
-    if at < size and not fault and data[at] not in KINDS:
-        fault = MALFORMED
-    if fault:
-        at = _sound_end(data, max(start, first), at)
-    elif at != size:
-        at = _stop(server, data, at, size)
-        if len(server.held) > HELD_BYTES_MAX:
-            fault = TOO_LONG
-        elif server.skip > server.pool.packet_bytes_max:  # nothing of it is passed on
-            at, server.skip, fault = _sound_end(data, max(start, first), size), 0, TOO_LONG
+    if fault or at != size:
+        at, fault = _stop(server, data, max(start, first), at, fault)
     if pieces is not None:
         pieces.append(data[start:at])
         data = b"".join(pieces)
@@ -173,6 +162,35 @@ def _plain_status(data: bytes, size: int) -> int:
     return 0
 
 
+def _group_status(owed: o.Owed, data: bytes, size: int) -> int:
+    """The same of one group's answers, of one Execute with its Sync and what a driver sends before it."""
+    at = step = 0
+    last = len(owed) - 1
+    while size - at >= 6:
+        kind = data[at]
+        end: int = at + 1 + _length_at(data, at + 1)[0]
+        if kind == READY:
+            return data[at + 5] if step == last and end == size == at + 6 and data[at + 5] in STATUSES else 0
+        if kind != DATA_ROW:
+            if step == last:
+                return 0
+            entry = owed[step]
+            step += 1
+            if kind == COMPLETE:
+                if entry != o.EXECUTE or step != last or data[at + 5 : at + 8] not in COMMON_TAGS:
+                    return 0
+            elif kind == ROW_DESCRIPTION or kind == NO_DATA:
+                if entry != o.DESCRIBE:
+                    return 0
+            elif kind == BIND_DONE:
+                if entry != o.BIND:
+                    return 0
+            elif kind != PARSE_DONE or type(entry) is not o.Parsed or not entry.forward:
+                return 0
+        at = end
+    return 0
+
+
 def _sound_end(data: bytes, at: int, end: int) -> int:
     """Where the messages from `at` to `end` stop to be sound: rows are not looked at as they pass."""
     while at < end:
@@ -195,9 +213,25 @@ def _fault_of_ready(server: ServerConn, data: bytes, at: int, end: int) -> str:
     return "" if server.doubtful else NOT_ASKED
 
 
+def _settle(server: ServerConn, status: int) -> None:
+    """A ReadyForQuery has answered everything up to and with the Sync, or the query, that it belongs to."""
+    owed = server.owed
+    server.answered = False
+    server.status = status
+    server.pool.queries += 1
+    if owed and type(owed[0]) is int and owed[0] <= o.FUNCTION:
+        owed.popleft()
+    else:
+        skipped(server, o.settle_ready(owed))
+    if owed:
+        server.next_query()
+
+
 def _is_unasked(server: ServerConn, client: Served, rest: bytes) -> bool:
     """Whether what stands behind the last answer is nobody's. A last word is a client's that keeps its
     session; any other hears nothing of the end of a session that it has no more use for."""
+    if server.doubtful:
+        return False
     if rest[0] != ERROR or server.status != IDLE or client.holds:
         return rest[0] not in UNASKED
     server.note_fatal(rest)
@@ -250,10 +284,18 @@ def _take(pieces: list[bytes] | None, data: bytes, start: int, at: int) -> list[
     return pieces
 
 
-def _stop(server: ServerConn, data: bytes, at: int, size: int) -> int:
-    """The data ends inside a message: it goes on passing, or its beginning is held. → how far to pass."""
-    if at > size:
-        server.skip = at - size
-        return size
-    server.held = data[at:]
-    return at
+def _stop(server: ServerConn, data: bytes, begin: int, at: int, fault: str) -> tuple[int, str]:
+    """The data ends inside a message: it goes on passing, or its beginning is held. Or there is a fault at
+    `at`. `begin`: where a message begins that was not passed on yet. → how far to pass, and the fault."""
+    size = len(data)
+    if not fault and at < size and data[at] not in KINDS:
+        fault = MALFORMED
+    if fault:
+        return _sound_end(data, begin, at), fault
+    if at <= size:
+        server.held = data[at:]
+        return at, TOO_LONG if size - at > HELD_BYTES_MAX else ""
+    if at - size > server.pool.packet_bytes_max:
+        return _sound_end(data, begin, size), TOO_LONG  # not a byte of it
+    server.skip = at - size
+    return size, ""

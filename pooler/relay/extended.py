@@ -23,7 +23,7 @@ from pooler.wire.prepared import (
     parse_message,
     parse_name_body,
     prepare_stand_in,
-    rewrite_bind,
+    rename_bind,
 )
 from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
@@ -43,6 +43,9 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     `message` has its header; a Bind may lack its tail. Raises ProtocolViolation for a malformed one and
     TooManyStatements at the limit.
     """
+    if kind == DESCRIBE and message[5:6] == b"P" and message[-1] == 0:  # a portal's name is the client's own
+        server.owed.append(o.DESCRIBE)
+        return None
     pool = server.pool
     if kind == PARSE:
         return _take_parse(client, server, message)
@@ -138,7 +141,7 @@ def _parse_unnamed(server: ServerConn, statement: Statement, previous: Statement
 
 
 def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
-    _, name, _ = bind_names(message, 5)
+    _, name, behind = bind_names(message, 5)
     statement = client.statements.get(name) if client.statements is not None else None
     if statement is None and not name and _may_come_back(server):
         return WAIT
@@ -148,7 +151,8 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
         client.forgets = None
         server.owed.append(o.BIND)
         if name.startswith(OWN_NAMES):
-            return rewrite_bind(message, b"_" + name)  # nobody reaches another client's statement by its name
+            # nobody reaches another client's statement by its name
+            return rename_bind(message, name, behind, b"_" + name)
         return before + message if before else None
     assert client.statements is not None
     client.statements.bound = name
@@ -163,7 +167,7 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
         before += _anew(client, server, name, statement)
     server.owed.append(o.BIND)
     if name:
-        return before + rewrite_bind(message, statement.server_name)
+        return before + rename_bind(message, name, behind, statement.server_name)
     return before + message if before else None
 
 

@@ -348,17 +348,12 @@ def describe_target(data: bytes, at: int = 0) -> tuple[bytes, bytes]:
     return kind, data[at + 1 : end]
 
 
-def rewrite_bind(message: bytes, new_name: bytes) -> bytes:
-    """The Bind with another statement name. `message` begins with the header and may lack its tail.
-
-    Raises ProtocolViolation if a name does not end in these bytes.
-    """
-    portal_end = message.find(0, 5)
-    name_end = message.find(0, portal_end + 1)
-    if portal_end < 0 or name_end < 0:
-        raise ProtocolViolation("invalid Bind message")
-    length = _LENGTH.unpack_from(message, 1)[0] + len(new_name) - (name_end - portal_end - 1)
-    return b"B%b%b%b%b" % (_LENGTH.pack(length), message[5 : portal_end + 1], new_name, message[name_end:])
+def rename_bind(message: bytes, name: bytes, behind: int, new_name: bytes) -> bytes:
+    """The Bind with another statement name than `name`, which `behind` is the offset of what follows (both as
+    of `bind_names`). `message` begins with the header and may lack its tail."""
+    length = _LENGTH.unpack_from(message, 1)[0] + len(new_name) - len(name)
+    end = behind - 1
+    return b"B%b%b%b%b" % (_LENGTH.pack(length), message[5 : end - len(name)], new_name, message[end:])
 
 
 def parse_message(statement: Statement, name: bytes | None = None) -> bytes:
