@@ -28,6 +28,7 @@ from pooler.settings_units import (
     Rows,
     Seconds,
     Secret,
+    ServerPorts,
     Strings,
     as_tuple,
 )
@@ -127,7 +128,7 @@ class MonitorSettings(Strict):
 class DatabaseSettings(Strict):
     """One name clients may ask for. What is unset here comes from `pool`."""
 
-    hosts: HostPorts = Field(min_length=1)
+    hosts: ServerPorts = Field(min_length=1, description="host:port, or /directory:port of a unix socket")
     policy: PolicyValue
     dbname: str | None = Field(None, min_length=1, description="at the server; default: the entry's own name")
     role: Role = "write"
@@ -217,6 +218,8 @@ class PoolSettings(Strict):
     max_prepared_statements: Count = 200
     query_wait_timeout_seconds: Seconds = Field(120.0, alias="query_wait_timeout")
     query_wait_notify_seconds: Seconds = Field(5.0, alias="query_wait_notify")
+    login_notify_message: str = Field("", description="a NOTICE for each client at its login")
+    application_name_add_host: bool = Field(False, description="the client's address, behind its name")
     query_timeout_seconds: Seconds = Field(0.0, alias="query_timeout")
     transaction_timeout_seconds: Seconds = Field(0.0, alias="transaction_timeout")
     idle_transaction_timeout_seconds: Seconds = Field(0.0, alias="idle_transaction_timeout")

@@ -75,6 +75,17 @@ class Address:
             raise ValueError(f"{_quoted(value)}: the port must be from 1 to 65535")
         return cls("0.0.0.0" if host == "*" else host, int(port))
 
+    @classmethod
+    def parse_server(cls, value: object) -> Address:
+        """As parse, and `/directory:port` for a server's unix socket there. Raises ValueError."""
+        if not (isinstance(value, str) and value.startswith("/")):
+            return cls.parse(value)
+        folder, colon, port = value.rpartition(":")
+        if not (colon and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+            raise ValueError(f"{_quoted(value)} is no server's socket: write /directory:port, such as "
+                             "/run/postgresql:5432")
+        return cls(folder, int(port))
+
     def is_wildcard(self) -> bool:
         return self.host in ("0.0.0.0", "::")
 
@@ -214,6 +225,8 @@ Rows = Annotated[tuple[tuple[str | int | None, ...], ...], BeforeValidator(_rows
 Seconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 HostPort = Annotated[Address, BeforeValidator(Address.parse)]
+ServerPorts = Annotated[
+    tuple[Annotated[Address, BeforeValidator(Address.parse_server)], ...], BeforeValidator(one_or_more)]
 HostPorts = Annotated[tuple[HostPort, ...], BeforeValidator(one_or_more)]
 Network = Annotated[str, BeforeValidator(_network)]
 Networks = Annotated[tuple[Network, ...], BeforeValidator(as_tuple)]

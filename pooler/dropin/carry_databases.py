@@ -101,11 +101,12 @@ class Databases:
                                                             "that takes writes is used, not each in turn")
         hosts = []
         for name in names or [""]:
-            if name.startswith(("/", "@")) or not name:
-                notes.differs(part.place, f"{part.name}: host",
-                              f"servers are reached by TCP: 127.0.0.1:{port} instead of a unix socket")
-                name = "127.0.0.1"  # noqa: PLW2901
-            hosts.append(f"[{name}]:{port}" if ":" in name else f"{name}:{port}")
+            folder = name or self._bouncer.text("unix_socket_dir")  # as PgBouncer: where its own socket is
+            if name.startswith("@") or not (name or folder.startswith("/")):
+                notes.differs(part.place, f"{part.name}: host", f"there is no directory of a socket: "
+                                                                f"127.0.0.1:{port} is used instead")
+                folder = "127.0.0.1"
+            hosts.append(f"[{folder}]:{port}" if ":" in folder else f"{folder}:{port}")
         return list(dict.fromkeys(hosts))
 
     def _size(self, part: Part) -> int:

@@ -84,11 +84,13 @@ class LoggedIn:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a greeting says: `owed` of LoggedIn, the parameters, the cancel key (process id and secret)."""
+    """What a greeting says: `owed` of LoggedIn, the parameters, the cancel key (process id and secret), and a
+    NOTICE where there is one."""
 
     owed: bytes = field(repr=False)
     parameters: Sequence[tuple[bytes, bytes]]
     key: bytes = field(repr=False)
+    notice: str = ""
 
 
 async def login(sock: RawSocket, door: Door, peer: PeerAddress) -> LoggedIn | CancelAsked:
@@ -120,7 +122,10 @@ async def greet(sock: RawSocket, welcome: Welcome) -> None:
     """Everything from AuthenticationOk to ReadyForQuery in one write. Raises Broken."""
     parts = [welcome.owed]
     parts += [messages.parameter_status(name, value) for name, value in welcome.parameters]
-    parts += [messages.backend_key_data(welcome.key), messages.ready_for_query()]
+    parts.append(messages.backend_key_data(welcome.key))
+    if welcome.notice:
+        parts.append(messages.notice_response(messages.Fault("NOTICE", "00000", welcome.notice)))
+    parts.append(messages.ready_for_query())
     await sock.send_all(b"".join(parts))
 
 

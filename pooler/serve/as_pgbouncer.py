@@ -28,7 +28,7 @@ from pooler.settings_models import ANY_DATABASE
 
 CONSOLE_POOL_SIZE: Final = 2
 UNLIMITED_PERMITS: Final = 10_000  # what a drop-in sets where the ini sets no limit
-FIRST_LINK_SECONDS: Final = 5.0
+FIRST_LINK_SECONDS: Final = 20.0
 LOOK_SECONDS: Final = 0.02
 LEAVE_SECONDS: Final = 5.0
 STATS: Final = frozenset({"stats", "stats_totals", "stats_averages"})
@@ -71,7 +71,12 @@ class PgBouncerView:
         if refused:
             raise Refused(refused, code=PROTOCOL_VIOLATION)
         self._suspends = name == "suspend" or (self._suspends and name != "resume")
-        return await self._view.command(name, args)
+        done = await self._view.command(name, args)
+        if name == "shutdown" and args.get("mode", "now") != "now":
+            with trio.move_on_after(LEAVE_SECONDS):
+                while not self._registry.leaving:  # noqa: ASYNC110 - the supervisor tells us over another link
+                    await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - as above
+        return done
 
     async def leave(self) -> None:
         """The console goes: what it suspended moves again, for nobody may be able to say so any more."""

@@ -190,7 +190,8 @@ class Entrance:
         registry = self._registry
         key = make_key(
             registry.key_owner, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
-        await greet(raw, Welcome(asked.owed, list(told.items()), key))
+        await greet(raw, Welcome(
+            asked.owed, list(told.items()), key, registry.settings.pool.login_notify_message))
         application_name = asked.parameters.get("application_name", "")
         tenant, klass = registry.tenant(asked.user, asked.database, application_name, asked.address.host)
         address = f"{asked.address.host}:{asked.address.port}"
@@ -214,10 +215,17 @@ class Entrance:
         greeting = await pool.greeting_parameters(deadline - trio.current_time())
         base = self._parameters_of({**greeting, b"application_name": b""})
         name = start.pop(b"application_name", b"")
+        if settings.application_name_add_host:
+            name = b"%b - %b" % (name or b"app", _where(asked.address))
         taken = await pool.starts.proved(base, start, greeting, deadline - trio.current_time())
         start[b"application_name"] = clean_ascii(name, greeting.get(b"server_version", b""))
         parameters = taken.onto(base.with_startup(start))
         return greeting | dict(taken.told) | dict(parameters.items()), parameters
+
+
+def _where(peer: PeerAddress) -> bytes:
+    """As PgBouncer puts it behind an application_name."""
+    return f"{peer.host}:{peer.port}".encode() if peer.host != "unix" else b"unix"
 
 
 def _servers_word(pool: Pool) -> DialFailed | None:

@@ -114,3 +114,20 @@ def test_limits_and_counts_of_clients_are_those_of_who_came(play: Play, server: 
     totals = dict(line.split("|") for line in played.console("show totals").stdout.splitlines())
     assert int(totals["total_query_count"]) >= 3  # the console's are among them
     assert totals["total_client_bytes"].isdecimal()
+
+
+@BOTH
+def test_an_entry_without_host_or_with_a_directory_is_a_servers_unix_socket(
+    play: Play, server: Database, side: str
+) -> None:
+    folder = str(server.server.directory)
+    played = play(side, databases=entry(server, host=folder))
+    asked = ("select inet_server_addr() is null", "select pg_sleep(0)")
+    assert played.psql("app", server.user, *asked).stdout.split() == ["t"]
+
+
+def test_who_logs_in_is_greeted_and_his_address_follows_his_name(play: Play, server: Database) -> None:
+    played = play(settings={"login_notify_message": "closed on Sunday", "application_name_add_host": "1"})
+    done = played.psql("app", server.user, "show application_name", PGAPPNAME="me")
+    assert "NOTICE:  00000: closed on Sunday" in done.stderr or "NOTICE:  closed on Sunday" in done.stderr
+    assert done.stdout.startswith("me - 127.0.0.1:")
