@@ -179,10 +179,14 @@ class Entrance:
         client.start(asked.leftover)
 
     async def _greet(self, pool: Pool, raw: RawSocket, asked: LoggedIn, deadline: float) -> ClientConn:
+        query = pool.plan.settings.query_timeout_seconds  # a login that waits is a query that does
+        until = min(deadline, trio.current_time() + query) if query else deadline
         try:
-            with trio.fail_at(deadline):
-                told, parameters = await self._started(pool, asked, deadline)
+            with trio.fail_at(until):
+                told, parameters = await self._started(pool, asked, until)
         except trio.TooSlowError:
+            if until < deadline:
+                raise _servers_word(pool) or LoginRefused("query_timeout", "57014") from None
             raise _servers_word(pool) or LoginRefused(
                 f"client_login_timeout: {why_none(pool)}", "08P01") from None
         except WaitEnded as ended:

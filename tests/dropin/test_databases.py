@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import psycopg
 import pytest
 
@@ -131,3 +133,13 @@ def test_who_logs_in_is_greeted_and_his_address_follows_his_name(play: Play, ser
     done = played.psql("app", server.user, "show application_name", PGAPPNAME="me")
     assert "NOTICE:  00000: closed on Sunday" in done.stderr or "NOTICE:  closed on Sunday" in done.stderr
     assert done.stdout.startswith("me - 127.0.0.1:")
+
+
+@BOTH
+def test_a_login_that_waits_for_its_server_ends_with_query_timeout(
+    play: Play, server: Database, side: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        played = play(side, databases=f"app = host=127.0.0.1 port={silent.getsockname()[1]}",
+                      settings={"query_timeout": "1"})
+        assert played.psql("app", server.user, "select 1").stderr.rstrip().endswith("FATAL:  query_timeout")
