@@ -102,7 +102,7 @@ def kept(plan: Plan, pools: Sequence[Pool], say: Say) -> dict[Pool, Run]:
 def one_run(plan: Plan, pool: Pool, only: Sequence[str], say: Say) -> Run:
     """On a server, and in front of it a fleet, of this run's own. Their logs stay beside the results."""
     suite = plan.suite
-    out = plan.home / "results" / f"pg{plan.version}-{pool}"
+    out = plan.home / "results" / f"pg{plan.version}-{pool}{'-some' if only else ''}"
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with target(pool, plan.version, settings=suite.postgres, set_up=suite.set_up,
