@@ -102,11 +102,8 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
             if not owed and end < size and _is_unasked(server, client, data[end:]):
                 at, fault = end, NOT_ASKED
                 break
-        elif kind == ROW_DESCRIPTION or kind == NO_DATA:
-            if owed and owed[0] == o.DESCRIBE:
-                owed.popleft()
-        elif kind == BIND_DONE:
-            if owed and owed[0] == o.BIND:
+        elif kind == ROW_DESCRIPTION or kind == NO_DATA or kind == BIND_DONE:
+            if owed and owed[0] == (o.BIND if kind == BIND_DONE else o.DESCRIBE):
                 owed.popleft()
         elif _is_own(server, kind, data, at, end):
             pieces = _take(pieces, data, start, at)
@@ -118,9 +115,7 @@ def _pass_each(server: ServerConn, data: bytes, at: int, client: Served) -> None
         at = end
         if owed and type(owed[0]) is o.Told:
             pieces = _take(pieces, data, start, at)
-            start = at
-            while owed and type(owed[0]) is o.Told:
-                pieces.append(owed.popleft().answer)
+            start = _tell(owed, pieces, at)
     if fault or at != size:
         at, fault = _stop(server, data, max(start, first), at, fault)
     if pieces is not None:
@@ -273,6 +268,13 @@ def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bo
     elif kind == COPY_IN or kind == COPY_BOTH:
         copying(server)
     return False
+
+
+def _tell(owed: o.Owed, pieces: list[bytes], at: int) -> int:
+    """The pooler's own answers that are next. → where the server's go on."""
+    while owed and type(owed[0]) is o.Told:
+        pieces.append(owed.popleft().answer)
+    return at
 
 
 def _take(pieces: list[bytes] | None, data: bytes, start: int, at: int) -> list[bytes]:
