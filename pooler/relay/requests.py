@@ -9,6 +9,7 @@ from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
 from pooler.relay.extended import WAIT, drop_unnamed, extended_message, stand_in
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
+from pooler.relay.sequences import SEQUENCES, forget_sequences
 from pooler.wire.messages import query
 from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, STAND_IN_TEXT, forgotten_name
 from pooler.wire.session_state import LONGEST_WORD_BYTES
@@ -61,6 +62,7 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
 def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> None:
     size, owed = len(data), server.owed
     unsynced, bytes_max = server.unsynced, client.pool.packet_bytes_max
+    begins = not (unsynced or owed or at)
     start = 0  # what stands before it has been put into `pieces`
     pieces: list[bytes] | None = None
     while size - at >= 5:
@@ -127,6 +129,8 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
     elif at != size:
         data = data[:at]
     if data:
+        if server.residue & SEQUENCES:
+            forget_sequences(client, server, data, begins=begins)
         server.write(data)
 
 
@@ -148,6 +152,8 @@ def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
         if client.pool.refuses and _is_refused(client, server, data[5:]):
             data = query(UNSERVABLE)
         server.residue |= client.pool.look(data[5:])
+        if server.residue & SEQUENCES:
+            forget_sequences(client, server, data, begins=not server.doubtful)
     _query_sent(client, server, data)
     server.write(data)
 

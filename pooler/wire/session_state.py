@@ -39,6 +39,8 @@ class Residue(IntFlag):
     """Not a residue: the text sets something whose name it does not show."""
     LOOK = 1 << 16
     """Not a residue: state of a client that keeps its session may be gone."""
+    SEQUENCES = 1 << 17
+    """Not a residue: the text asks for what a sequence gave last on its session."""
 
 
 STATE_MASK: Final = int(Residue.RESETS) - 1
@@ -96,6 +98,7 @@ _WORDS = (
     rb'&(?<=u&)"',
     rb"sc(?<=disc)ard",
     rb"ocate",
+    rb"val(?<=lastval|currval)",
 )
 _RUNS_STRINGS = re.compile(rb"query_to_xml|crosstab|connectby|ts_stat|ts_rewrite|execute")
 
@@ -203,6 +206,7 @@ _SIGNS: Final[tuple[_Sign, ...]] = (
     _sign(rb"\bwith\s+hold\b", Residue.CURSORS, b"hold"),
     _sign(b'u&"', Residue.SUSPECT),  # an escaped identifier can hide any function
     _sign(b"dblink_connect|replication_origin_session|_replication_slot", Residue.RENEW),
+    _sign(rb"(?:last|curr)val\b", Residue.SEQUENCES),
 )
 
 _OPENING = re.compile(

@@ -148,6 +148,23 @@ def test_reset_and_discard_give_a_client_back_what_it_started_with(fleet: Runnin
             assert shown == ["7MB", "me", "v"], undo
 
 
+def test_what_a_sequence_gave_last_is_told_in_its_own_transaction_and_never_to_another_client(
+    fleet: RunningFleet,
+) -> None:
+    name = f"s_{token_hex(4)}"
+    with clients(fleet, 2) as (one, two):
+        one.execute(f"create sequence {name}")
+        for ask, values in (("select lastval()", None), ("select lastval() where %s::int = 1", (1,)),
+                            (f"select currval('{name}')", None)):
+            for _ in range(3):
+                value(one, f"select nextval('{name}')")
+                with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+                    two.execute(ask, values)
+            with two.transaction():
+                expected = value(two, f"select nextval('{name}')")
+                assert two.execute(ask, values).fetchone() == (expected,)
+
+
 TEMPORARY = "select count(*) from pg_class where relname = 't' and relnamespace = pg_my_temp_schema()"
 LEAVINGS = {
     "temporary table": ("create temp table t (a int)", TEMPORARY),

@@ -30,6 +30,7 @@ class MiniServer:
     settings: dict[bytes, bytes] = field(default_factory=lambda: dict(PARAMETERS))
     set_here: set[bytes] = field(default_factory=set)  # by this session, to whatever value
     locks: int = 0
+    lastval: int = 0
     ran: list[str] = field(default_factory=list)
     ended: bool = False
     refuses_cleanup: bool = False
@@ -360,6 +361,19 @@ class MiniServer:
         self.locks -= 1
         self._select("unlocked")
 
+    def _nextval(self) -> None:
+        self.lastval += 1
+        self._select(str(self.lastval))
+
+    def _lastval(self) -> None:
+        if not self.lastval:
+            raise Failed("55000", "lastval is not yet defined in this session")
+        self._select(str(self.lastval))
+
+    def _discard_sequences(self) -> None:
+        self.lastval = 0
+        self._tag("DISCARD SEQUENCES")
+
     def _other(self, what: str) -> None:
         self._tag(what.upper())
 
@@ -384,6 +398,9 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"copy out (\d+)", MiniServer._copy_out),
     (_CLEANUPS, MiniServer._clean),
     ("do", MiniServer._do),
+    (r"select nextval\(\)", MiniServer._nextval),
+    (r"select lastval\(\)", MiniServer._lastval),
+    ("DISCARD SEQUENCES", MiniServer._discard_sequences),
     (r"(create index|load)", MiniServer._other),
     (r"SELECT s\.name, s\.setting FROM (.*)", MiniServer._own_state),
     (r"select pg_advisory_unlock\(1\)", MiniServer._unlock),
