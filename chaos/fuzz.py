@@ -22,6 +22,7 @@ PERMITS, WORKERS, SENDERS = 60, 2, 24
 INPUTS_PER_SECOND = 400  # how many are sent for each second that was asked for
 CLIENTS_PART = 0.6
 FLEET_CLIENTS_PART, FLEET_SERVER_PART = 0.12, 0.05  # of each kind: what a whole fleet is sent
+BYSTANDER = "bystander"
 MODES = {USER: "transaction", "fuzz_session": "session", "fuzz_statement": "statement"}
 
 Say = Callable[[str], None]
@@ -41,14 +42,14 @@ def fuzz(seed: int, seconds: float, say: Say) -> Outcome:
 
 def fuzz_clients(seed: int, inputs: int, say: Say) -> Outcome:
     """Bytes to the client port."""
-    others = [name for name in MODES if name != USER]
+    others = [BYSTANDER, *(name for name in MODES if name != USER)]
     more: dict[str, dict[str, Any]] = {
         "users": {name: {"pool_mode": mode} for name, mode in MODES.items()}, "log": {"level": "error"},
         "auth": {"failed_login_delay_max": "0s"}}
     with world(permits=PERMITS, workers=WORKERS, others=others, more=more) as here:
         place = Place(here.port, PASSWORD, DBNAME, list(MODES), (CONSOLE, PASSWORD))
         run = Run(here.fleet, lambda: c.RawClient("127.0.0.1", here.port, 2 * SERVED_SECONDS_MAX).login(
-            USER, PASSWORD, DBNAME))
+            BYSTANDER, PASSWORD, DBNAME))
         senders: list[Sender] = []
 
         def send(numbers: Sequence[int]) -> None:
