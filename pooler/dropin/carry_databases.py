@@ -51,9 +51,10 @@ class Databases:
             file = f"policies/{word}.yaml"
             entry = self._entry(part, notes)
             entries[part.name] = {"policy": file, **entry}
-            # other servers behind a name are another ledger: a reload of the ini may bring them
-            place = f"-{_short_hash(' '.join(entry['hosts']))}" if self._unlimited else ""
-            policies[file] = self._policy(part, f"{word}{place}/write", notes)
+            permits = self._permits(part, notes)
+            # other servers behind a name, or another limit, are another ledger: a reload may bring them
+            place = f"-{_short_hash(' '.join([*entry['hosts'], str(permits)]))}" if self._unlimited else ""
+            policies[file] = self._policy(part, f"{word}{place}/write", permits)
         return entries, policies
 
     def _entry(self, part: Part, notes: Notes) -> dict[str, Any]:
@@ -127,12 +128,12 @@ class Databases:
                                              f"{permits} permits, which is each pool of {users} users full")
         return permits
 
-    def _policy(self, part: Part, ledger: str, notes: Notes) -> dict[str, Any]:
-        permits = self._permits(part, notes)
+    def _policy(self, part: Part, ledger: str, permits: int) -> dict[str, Any]:
         mode = part.text("pool_mode") or self._bouncer.text("pool_mode")
         return {
             "schema": "dbAdmissionPolicy.v1", "database": ledger, "generation": 1,
-            "serverSessionPermits": permits, "adminReserve": 0, "poolMode": mode,
+            "serverSessionPermits": permits, "adminReserve": 0,
+            **({} if self._unlimited else {"poolMode": mode}),  # a reload may change it: it is the entry's
             "executionClasses": {"all": {
                 "permits": permits, "maxQueue": QUEUE_MAX, "queueDeadline": NEVER, "maxWait": NEVER,
                 "transactionLimit": NEVER}},

@@ -143,3 +143,14 @@ def test_a_login_that_waits_for_its_server_ends_with_query_timeout(
         played = play(side, databases=f"app = host=127.0.0.1 port={silent.getsockname()[1]}",
                       settings={"query_timeout": "1"})
         assert played.psql("app", server.user, "select 1").stderr.rstrip().endswith("FATAL:  query_timeout")
+
+
+def test_a_reload_changes_the_limit_of_a_database(play: Play, server: Database) -> None:
+    played = play(settings={"pool_mode": "transaction", "max_db_connections": "1", "query_wait_timeout": "1"})
+    with psycopg.connect(host="127.0.0.1", port=played.port, user=server.user, dbname="app") as holds:
+        holds.execute("select 1")
+        assert "query_wait_timeout" in played.psql("app", server.user, "select 1").stderr
+        played.write(max_db_connections="2")
+        assert (played.console("reload").stdout, played.console("reload").stderr) == ("RELOAD\n", "")
+        wait_until(lambda: played.psql("app", server.user, "select 1").stdout == "1\n", "there is room", 20)
+        assert "|2|" in played.console("show databases").stdout.splitlines()[0]
