@@ -31,7 +31,7 @@ from pooler.demo.ledgerwatch import LedgerWatch
 from pooler.demo.postgres import temporary_directory
 
 DBNAME, HONEST = "scripted", "honest"
-POOLS, PER_POOL, PERMITS = 64, 2, 1_500
+POOLS, PER_POOL, PERMITS = 64, 2, 300
 MODES = ("transaction", "transaction", "session", "statement")
 ODD_LOGINS, ODD_FACTS, ODD_OWN = 0.1, 0.05, 0.15  # of those that there are, so many are inputs
 QUIET_SECONDS = 0.05  # behind an odd answer that was said: what is heard by then is all

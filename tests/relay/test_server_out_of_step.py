@@ -4,8 +4,11 @@ hears a byte of it, and the session serves nobody any more."""
 from __future__ import annotations
 
 import pytest
+import trio
+import trio.testing
 
 from pooler.demo.client import SYNC, bind, execute, message, parse, query
+from pooler.errors import ProtocolViolation
 from tests.relay.words import columns, error, row
 from tests.relay.world import Client, World, world
 
@@ -250,3 +253,19 @@ def test_a_wrong_answer_to_what_the_pooler_asks_is_told_to_who_needs_it(name: st
         assert client.kinds == "E:08006"
         assert client.closed
         check_nobody_else_hears(w, client)
+
+
+async def test_rows_without_end_end_a_tasks_query_and_its_session() -> None:
+    async def ask(w: World) -> None:
+        async with w.pool.checkout() as session:
+            with pytest.raises(ProtocolViolation):
+                await session.query("select 1")
+
+    with world() as w:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, w)
+            await trio.testing.wait_all_tasks_blocked()
+            for _ in range(8):
+                says(w, *[row(b"x" * 60_000)] * 10)
+                await trio.testing.wait_all_tasks_blocked()
+        assert w.sessions[0].conn.closing

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pooler.wire.parameters import SETS_KEPT_MAX, TRACKED_ALWAYS, ParameterSet, TrackedParameters, literal
+from pooler.wire.parameters import (
+    SETS_KEPT_BYTES_MAX,
+    SETS_KEPT_MAX,
+    TRACKED_ALWAYS,
+    ParameterSet,
+    TrackedParameters,
+    literal,
+)
 
 REPORTED = (
     (b"client_encoding", b"UTF8"), (b"DateStyle", b"ISO, MDY"), (b"TimeZone", b"UTC"),
@@ -121,6 +128,14 @@ def test_memory_for_sets_is_bounded(tracked: TrackedParameters, fresh: Parameter
     assert len(tracked._sets) <= SETS_KEPT_MAX
     again = fresh.with_startup({b"application_name": b"first"})
     assert first.difference(again) is None
+
+
+def test_memory_for_long_values_is_bounded_too(tracked: TrackedParameters, fresh: ParameterSet) -> None:
+    long = b"x" * 60_000
+    for number in range(2 * SETS_KEPT_BYTES_MAX // len(long)):
+        fresh.with_status(b"search_path", b"%d" % number + long)
+    kept = sum(len(value) for each in tracked._sets.values() for value in each.values if value is not None)
+    assert kept <= SETS_KEPT_BYTES_MAX + 2 * len(long)
 
 
 @given(st.binary(max_size=30).map(lambda raw: raw.replace(b"\0", b"")))
