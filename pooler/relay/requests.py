@@ -125,9 +125,11 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
         at = _stop(client, data, at, size)
     if pieces is not None:
         pieces.append(data[start:at])
-        data = b"".join(pieces)
-    elif at != size:
-        data = data[:at]
+    _send(client, server, data[:at] if pieces is None else b"".join(pieces), begins=begins)
+
+
+def _send(client: ClientConn, server: ServerConn, data: bytes, *, begins: bool) -> None:
+    """`begins`: it is the first of its transaction."""
     if data:
         if server.residue & SEQUENCES:
             forget_sequences(client, server, data, begins=begins)

@@ -285,15 +285,6 @@ async def test_bytes_stuffed_behind_an_encryption_request_are_refused(packet: by
         await verdict.failed(ProtocolViolation)
 
 
-@pytest.mark.parametrize("data", [
-    messages.TERMINATE, b"GET / HTTP/1.1\r\n\r\n", b"\0" * 8, b"\0\1\0\0\0\3\0\0"])
-async def test_who_does_not_begin_with_a_packet_is_told_nothing(data: bytes) -> None:
-    """A driver may say Terminate first when it is ended before it has begun."""
-    async with client_at(DOOR) as (peer, verdict):
-        await peer.send(data)
-        await verdict.failed(HandshakeFailed)
-
-
 @pytest.mark.parametrize("more", [b"", b"X", b"noise" * 200])
 async def test_a_cancel_is_taken_whatever_follows_it(more: bytes) -> None:
     async with client_at(DOOR) as (peer, verdict):

@@ -318,12 +318,8 @@ class MiniServer:
     def _reset(self, name: str, tag: str = "RESET") -> None:
         self.settings.pop(name.encode(), None)
         self.set_here.discard(name.encode())
-        if name.encode() in PARAMETERS:
-            self.settings[name.encode()] = PARAMETERS[name.encode()]
+        self.settings |= {key: value for key, value in PARAMETERS.items() if key == name.encode()}
         self._tag(tag)
-
-    def _default(self, name: str) -> None:
-        self._reset(name, "SET")
 
     def _show(self, name: str) -> None:
         self._select(self.settings.get(name.encode(), b"").decode())
@@ -338,6 +334,7 @@ class MiniServer:
         what = what.upper()
         if what in ("DISCARD ALL", "DEALLOCATE ALL"):
             self.statements.clear()
+        self.lastval *= what != "DISCARD SEQUENCES"
         if what in ("DISCARD ALL", "RESET ALL"):
             self.settings = dict(PARAMETERS)
             self.set_here.clear()
@@ -361,21 +358,11 @@ class MiniServer:
         self.locks -= 1
         self._select("unlocked")
 
-    def _nextval(self) -> None:
-        self.lastval += 1
-        self._select(str(self.lastval))
-
-    def _lastval(self) -> None:
+    def _sequence(self, what: str) -> None:
+        self.lastval += what.lower() == "next"
         if not self.lastval:
-            raise Failed("55000", "lastval is not yet defined in this session")
+            raise Failed("55000", "lastval is not defined")
         self._select(str(self.lastval))
-
-    def _discard_sequences(self) -> None:
-        self.lastval = 0
-        self._tag("DISCARD SEQUENCES")
-
-    def _other(self, what: str) -> None:
-        self._tag(what.upper())
 
     def _do(self) -> None:
         self.locks += 1
@@ -383,7 +370,7 @@ class MiniServer:
 
 
 _CLEANUPS = (
-    r"(DISCARD ALL|DEALLOCATE ALL|CLOSE ALL|UNLISTEN \*|DISCARD TEMP|RESET ALL|RESET ROLE"
+    r"(DISCARD ALL|DEALLOCATE ALL|CLOSE ALL|UNLISTEN \*|DISCARD TEMP|DISCARD SEQUENCES|RESET ALL|RESET ROLE"
     r"|SET SESSION AUTHORIZATION DEFAULT|SELECT pg_catalog\.pg_advisory_unlock_all\(\))"
 )
 _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
@@ -398,10 +385,8 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"copy out (\d+)", MiniServer._copy_out),
     (_CLEANUPS, MiniServer._clean),
     ("do", MiniServer._do),
-    (r"select nextval\(\)", MiniServer._nextval),
-    (r"select lastval\(\)", MiniServer._lastval),
-    ("DISCARD SEQUENCES", MiniServer._discard_sequences),
-    (r"(create index|load)", MiniServer._other),
+    (r"select (next|last)val\(\)", MiniServer._sequence),
+    (r"(create index|load)", lambda mini, what: mini._tag(what.upper())),
     (r"SELECT s\.name, s\.setting FROM (.*)", MiniServer._own_state),
     (r"select pg_advisory_unlock\(1\)", MiniServer._unlock),
     (r"select pg_advisory_lock\(1\)(?: -- .*)?", MiniServer._lock),
@@ -410,6 +395,6 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"select (\S+)", MiniServer._select),
     (r"SET (\w+)\s*=\s*'?([^']*)'?", MiniServer._set),
     (r"RESET (\w+)", MiniServer._reset),
-    (r"SET (\w+) TO DEFAULT", MiniServer._default),
+    (r"SET (\w+) TO DEFAULT", lambda mini, name: mini._reset(name, "SET")),
     (r"show (\w+)", MiniServer._show),
 )

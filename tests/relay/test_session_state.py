@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pooler.demo.client import SYNC, parse, query
-from tests.relay.scripts import COPY_DONE, copy_data, group, run
+from pooler.demo.client import SYNC, query
+from tests.relay.scripts import COPY_DONE, copy_data, group
 from tests.relay.words import PARAMETERS
 from tests.relay.world import world
 
@@ -379,33 +379,3 @@ def test_an_error_in_copy_with_syncs_in_flight_leaves_no_answer_for_the_next_cli
         assert w.say(two, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
         assert w.say(one, query("select 3")) == "T D:3 C:SELECT 1 Z:I"
         w.check_idle()
-
-
-LASTVAL = {
-    "simple": query("select lastval()"),
-    "among others": query("select lastval()") + query("select 1"),
-    "extended": group("select lastval()") + SYNC,
-    "prepared": run("one"),
-}
-
-
-@pytest.mark.parametrize("name", LASTVAL)
-@pytest.mark.parametrize("rule", ["clean", "pin", "reject"])
-def test_what_a_sequence_gave_to_one_client_is_never_told_to_another(name: str, rule: str) -> None:
-    with world(session_state=rule) as w:
-        one, two = w.client(), w.client()
-        w.say(two, parse("select lastval()", "one") + SYNC)
-        for _ in range(2):
-            w.say(one, query("select nextval()"))
-            assert "E:55000" in w.say(two, LASTVAL[name])
-        w.check_idle()
-        assert w.say(two, query("begin") + query("select nextval()") + LASTVAL[name]).count("D:1 ") >= 2
-        assert w.say(two, query("commit")).endswith("Z:I")
-        assert w.say(two, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
-
-
-def test_a_client_with_a_session_of_its_own_asks_what_a_sequence_gave_last_whenever_it_likes() -> None:
-    with world(mode="session") as w:
-        one = w.client()
-        w.say(one, query("select nextval()"))
-        assert w.say(one, query("select lastval()")) == "T D:1 C:SELECT 1 Z:I"
