@@ -14,6 +14,7 @@ from pooler.wire.prepared import (
     ALL,
     ALTERS,
     MAY_FORGET,
+    STAND_IN,
     STAND_IN_TEXT,
     Statement,
     bind_names,
@@ -117,13 +118,11 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         assert statement is not None
         _parse_unnamed(server, statement, previous)
         return None
-    if statement is None:  # the name is taken: let the server refuse a second Parse of it
-        statement = client.prepared().get(name)
-        assert statement is not None
-        before = _ensure(server, statement)
+    if statement is None:  # the name is taken: the server refuses a name in use
+        before = stand_in(server)
         server.pool.server_parses += 1
-        server.owed.append(o.Parsed(_NOBODY, None, True))
-        return before + parse_message(statement)
+        server.owed.append(o.Parsed(_NOBODY, None, True, taken=name))
+        return before + parse_message(Statement(STAND_IN, body))
     if server.statements.touch(statement):
         server.owed.append(o.Told(o.PARSE_COMPLETE, name))
         return b""
@@ -205,7 +204,7 @@ def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
 
 
 def stand_in(server: ServerConn) -> bytes:
-    """What to send in front of STAND_IN_TEXT."""
+    """What to send in front of what is about the stand-in: a statement that is there under its own name."""
     server.owed.append(o.Closed(None))
     server.owed.append(o.Parsed(_NOBODY, b"", False, named=False))
     return prepare_stand_in()

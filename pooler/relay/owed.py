@@ -32,17 +32,18 @@ class Parsed:
     `forward`: the client asked for it (under `name`; None: no name of its hangs on it) and gets the answer;
     else the pooler put it in. `named`:
     it is to have the pooler's name on the session; else it is the unnamed one, which was `before` to the
-    client and is so again if this is skipped.
+    client and is so again if this is skipped. `taken`: the name that it cannot have, as it is in use.
     """
 
-    __slots__ = ("before", "forward", "name", "named", "statement")
+    __slots__ = ("before", "forward", "name", "named", "statement", "taken")
 
     def __init__(
         self, statement: Statement, name: bytes | None, forward: bool, named: bool = True,
-        before: Statement | None = None,
+        before: Statement | None = None, taken: bytes = b"",
     ) -> None:
         self.statement = statement
         self.before = before
+        self.taken = taken
         self.named = named
         self.name = name
         self.forward = forward
@@ -56,6 +57,10 @@ class Closed:
 
     def __init__(self, statement: Statement | None) -> None:
         self.statement = statement
+
+    @property
+    def drops_unnamed(self) -> bool:
+        return self.statement is None
 
 
 class Told:
@@ -72,6 +77,10 @@ class Told:
         self.name = name
         self.closed = closed
 
+    @property
+    def drops_unnamed(self) -> bool:
+        return self.closed is not None and not self.name
+
 
 COPY_ENDED: Final = Told(b"", b"")  # CopyDone or CopyFail sent before COPY IN was seen to begin: no answer
 Entry = Parsed | Closed | Told
@@ -87,6 +96,17 @@ def settle_error(owed: Owed) -> list[Entry]:
         if type(entry) is not int and entry is not COPY_ENDED:
             failed.append(entry)
     return failed
+
+
+def may_touch_unnamed(owed: Owed) -> bool:
+    """Whether something up to the next Sync would replace or drop the session's unnamed statement."""
+    for entry in owed:
+        if entry == SYNC:
+            return False
+        if entry == QUERY or (type(entry) is Parsed and not entry.named) or (
+                type(entry) is not int and type(entry) is not Parsed and entry.drops_unnamed):
+            return True
+    return False
 
 
 def ends_by_itself(owed: Owed) -> bool:

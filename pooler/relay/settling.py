@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from pooler.relay import owed as o
-from pooler.wire.prepared import ALL, ALTERING_TAG, IS_ANALYSIS, OUTDATED_PLAN, OWN_NAME, UNSURE
+from pooler.wire.prepared import ALL, ALTERING_TAG, IS_ANALYSIS, OUTDATED_PLAN, OWN_NAME, STAND_IN, UNSURE
 from pooler.wire.session_state import FORGETTING_TAGS, Residue, is_local_set, residue_of_tag
 from pooler.wire.state_refusal import words_for
 
@@ -25,10 +25,13 @@ def errored(server: ServerConn, message: bytes) -> None:
     if not o.ends_by_itself(owed):
         if type(owed[0]) is o.Parsed:
             owed[0].before = None  # it was not skipped: it dropped the unnamed statement, and failed
+            if owed[0].taken and server.client is not None and server.client.statements is not None:
+                server.client.statements.bound = owed[0].taken
+        if o.may_touch_unnamed(owed):
+            server.statements.unnamed = UNSURE
         skipped(server, o.settle_error(owed))
         server.skipping = not owed
         server.unsynced = server.unsynced or not owed  # a query that seemed to end the group is skipped too
-        server.statements.unnamed = UNSURE  # one may have been replaced, or not
     statements = server.client.statements if server.client is not None else None
     if statements is not None and (OUTDATED_PLAN(message) is not None or (is_bind and IS_ANALYSIS(message))):
         statements.outdate()
@@ -112,7 +115,9 @@ def renamed(server: ServerConn, message: bytes) -> bytes:
     statements = server.client.statements if server.client is not None else None
 
     def own(found: re.Match[bytes]) -> bytes:
-        name = statements.name_of(found[1]) if statements is not None else None
+        if statements is None:
+            return found[0]
+        name = statements.bound if found[1] == STAND_IN else statements.name_of(found[1])
         return found[0] if name is None else b'"%b"' % name
 
     body = OWN_NAME.sub(own, message[5:])

@@ -36,13 +36,13 @@ _FORGETTING = re.compile(
     rb"(?:;|" + _BLANK + rb")*(?:--[^\n\r]*)?\0?",
     re.IGNORECASE | re.DOTALL,
 )
-OWN_NAME: Final = re.compile(rb'"(pooler_\d+)"')
+OWN_NAME: Final = re.compile(rb'"(pooler_(?:\d+|stand_in))"')
 OUTDATED_PLAN: Final = re.compile(rb"C0A000\0.*RRevalidateCachedQuery\0", re.DOTALL).search
 IS_ANALYSIS: Final = re.compile(rb"\0C42...\0", re.DOTALL).search
 """Whether an error is about what a text means: a Bind fails so where that is no longer what it was."""
 _NAME_BYTES_MAX = 63  # PostgreSQL cuts longer ones
-_STAND_IN = SERVER_NAME_PREFIX + b"stand_in"
-STAND_IN_TEXT: Final = b"DEALLOCATE " + _STAND_IN
+STAND_IN = SERVER_NAME_PREFIX + b"stand_in"
+STAND_IN_TEXT: Final = b"DEALLOCATE " + STAND_IN
 """Answered as the client's own DEALLOCATE of a name would be: sessions do not know the statement by that
 name, and others may have it still."""
 _STAND_IN_BODY = b"ROLLBACK\0\0\0"  # may be prepared in a failed transaction too
@@ -178,7 +178,7 @@ class Statements:
 
 class ClientStatements:
     """What one client's names mean, the unnamed statement (b"") included. `bound` is the name that it bound
-    last."""
+    last, or was told is in use."""
 
     __slots__ = ("_names", "_names_max", "_statements", "bound")
 
@@ -387,8 +387,8 @@ def forgotten_name(text: bytes) -> bytes | None:
 
 def prepare_stand_in() -> bytes:
     """Close and Parse of the stand-in."""
-    parse = b"%b\0%b" % (_STAND_IN, _STAND_IN_BODY)
-    return close_statement(_STAND_IN) + b"P%b%b" % (_LENGTH.pack(4 + len(parse)), parse)
+    parse = b"%b\0%b" % (STAND_IN, _STAND_IN_BODY)
+    return close_statement(STAND_IN) + b"P%b%b" % (_LENGTH.pack(4 + len(parse)), parse)
 
 
 UNSURE = Statement(b"", b"")  # as a session's unnamed statement: it may have one, nobody knows which

@@ -103,8 +103,11 @@ class Listener:
         """Says goodbye and hears the rest."""
         if not self.ended:
             self.send(TERMINATE)
-            while not self.ended:
-                self._take()
+            try:
+                while not self.ended:
+                    self._take()
+            except TimeoutError:
+                self.heard.append(MISSING)
 
 
 def play_straight(steps: Steps, login: Login, watch: Watch) -> Reference:
