@@ -51,7 +51,7 @@ SELECT pg_backend_pid(),
          WHERE virtualxid IS NOT NULL AND pid <> pg_backend_pid()
            AND pid NOT IN (SELECT pid FROM pg_stat_activity))
 """
-_NULL = type(None)
+_NULL, _BEYOND = type(None), 1 << 63
 _LOOK_TYPES: tuple[type | tuple[type, ...], ...] = (
     int, (int, _NULL), (str, _NULL), str, int, int, bool, bool, int, int, (int, _NULL), list, list)
 _RENAME_SQL = "SELECT set_config('application_name', %s, false)"
@@ -300,6 +300,8 @@ def _checked(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """The answer to _LOOK_SQL, if it is one. Raises ValueError."""
     if len(row) != len(_LOOK_TYPES) or not all(map(isinstance, row, _LOOK_TYPES)):
         raise ValueError("not the columns that were asked for")
+    if any(isinstance(value, int) and abs(value) >= _BEYOND for value in row):
+        raise ValueError("a number that no server has")
     return row
 
 

@@ -41,6 +41,7 @@ _FACTS = (
     " AND '{check_interval_ms}' OPERATOR(pg_catalog.<>) '')"
 )
 _COLUMNS = 11
+_PORT_MAX, _INT32_MAX, _INT64_MAX = (1 << 16) - 1, (1 << 31) - 1, (1 << 63) - 1
 _ANSWER_BYTES_MAX = 1 << 20
 
 
@@ -146,9 +147,19 @@ def _facts(answer: _Answer, address: str) -> SessionFacts:
     try:
         for end in (words[6], words[8]):
             ip_address(end.partition("%")[0] or "::")
-        backend = Backend(address, system_identifier=words[2], timeline=int(words[3]),
-                          postmaster_start_us=int(words[4]), in_recovery=words[5] == "t")
-        return SessionFacts(int(words[0]), int(words[1]), backend, words[6], int(words[7] or 0), words[8],
-                            int(words[9] or 0), answer.parameters)
+        backend = Backend(address, system_identifier=words[2], timeline=_number(words[3], _INT32_MAX),
+                          postmaster_start_us=_number(words[4], _INT64_MAX), in_recovery=words[5] == "t")
+        return SessionFacts(
+            _number(words[0], _INT32_MAX), _number(words[1], _INT64_MAX), backend, words[6],
+            _number(words[7] or "0", _PORT_MAX), words[8], _number(words[9] or "0", _PORT_MAX),
+            answer.parameters)
     except ValueError as fault:
         raise ProtocolViolation(f"server answered the question about itself with {fault}") from fault
+
+
+def _number(word: str, most: int) -> int:
+    """What no server counts beyond, and no ledger holds. Raises ValueError."""
+    found = int(word)
+    if not 0 <= found <= most:
+        raise ValueError(f"the number {found}")
+    return found

@@ -32,6 +32,7 @@ ANSWERS = {
     "a pid that is null": with_value(0, None),
     "a cluster that is a number": with_value(3, "7", 23),
     "a start that is null": with_value(5, None),
+    "a start beyond all numbers": with_value(5, "9" * 25),
     "rows that are an object": with_value(11, "{}"),
     "rows that are no JSON": with_value(11, "["),
     "a row of two": with_value(11, "[[1,2]]"),

@@ -113,6 +113,8 @@ FACTS: dict[str, Script] = {
     "a pid that is another": once_asked_for_facts(facts_with(0, "999")),
     "a pid that is none": once_asked_for_facts(facts_with(0, None)),
     "a start that is beyond all numbers": once_asked_for_facts(facts_with(1, "9" * 5000)),
+    "a start beyond those of the ledger": once_asked_for_facts(facts_with(1, "9" * 25)),
+    "a negative pid": once_asked_for_facts(facts_with(0, "-7")),
     "a port that is no number": once_asked_for_facts(facts_with(7, "-")),
     "an address that is none": once_asked_for_facts(facts_with(6, "nowhere")),
     "another cluster": once_asked_for_facts(facts_with(2, "7300000000000000043")),
@@ -152,8 +154,9 @@ ASKING, FINDING, LYING = users_of("q", {**QUERIES}), users_of("f", {**FACTS}), u
 
 @pytest.fixture(scope="module")
 def fleet(make_scripted: MakeScripted) -> ScriptedFleet:
-    more = {"pool": {"server_connect_timeout": "2s", "query_timeout": "2s", "cancel_wait_timeout": "1s",
-                     "client_login_timeout": "10s"}}
+    more = {"pool": {"server_connect_timeout": "2s", "cancel_wait_timeout": "1s",
+                     "client_login_timeout": "20s"},
+            "users": {user: {"query_timeout": "2s"} for user in ASKING.values()}}
     made = make_scripted([*ASKING.values(), *FINDING.values(), *LYING.values()], more)
     made.scripts |= {ASKING[name]: script for name, (script, _) in QUERIES.items()}
     made.scripts |= {FINDING[name]: script for name, script in FACTS.items()}
