@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 RETRY_FIRST_SECONDS = 0.25
 RESERVE_WAIT_SECONDS = 5.0
+GIVES_WAY = "another login of its user waits"
 
 log = structlog.get_logger()
 
@@ -75,8 +76,18 @@ class Growth:
         with trio.move_on_after(max(0.0, self._retry_at - monotonic())):
             await self._forgotten.wait()
 
+    def _make_room(self) -> None:
+        """Where logins share an entry's user, a session that lies idle for another login gives way."""
+        plan = self._pool.plan
+        sharing = list(self._pool.parts.by_seat(plan.ledger, plan.dbname, plan.user))
+        if sum(pool.core.total - pool.core.closing for pool in sharing) > plan.size_max:
+            for pool in sharing:
+                if pool is not self._pool and not pool.core.waiting and pool.close_idle(GIVES_WAY, 1):
+                    return
+
     async def _try_open(self) -> ServerConn | None:
         plan = self._pool.plan
+        self._make_room()
         ask = OpenPlan(
             db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret,
             seats=self._pool.core.size_max, wait_seconds=RESERVE_WAIT_SECONDS,

@@ -6,7 +6,7 @@ second face of a checkout (`async with pool.checkout()`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,6 +67,7 @@ class Parts:
     client_closed: Callable[[ClientConn], None]
     server_tls: ServerTls | None = None
     next_number: Callable[[], int] = int
+    by_seat: Callable[[str, str, str], Iterable[Pool]] = lambda *_: ()  # pools that share seats
     tickets: int = 0
     servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each
@@ -105,8 +106,7 @@ class Pool:
         self.waited, self.transaction_counted = self.waits.observe, self.transaction_times.observe
         self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
-        self.growth = Growth(self)
-        self.starts = Starts(self)
+        self.growth, self.starts = Growth(self), Starts(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
         """At the making, whenever a client comes for it, and at a reload."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 PERMIT_WAIT_SECONDS = 3.0  # a client that comes again at once meets its own last session, which is closing
 PERMIT_PAUSE_SECONDS = 0.1
+HEARD_SECONDS_MAX = 5.0
 FAREWELL_SECONDS = 1.0
 CANCEL_SECONDS = 3.0
 CLOSE_SECONDS = 5.0
@@ -209,6 +210,9 @@ async def seat(
 
 
 async def _open(registry: Registry, service: str | None, plan: PoolPlan, asked: LoggedIn) -> OpenSession:
+    with trio.move_on_after(HEARD_SECONDS_MAX):  # a ledger that is just begun is no refusal
+        while not getattr(registry.parts.permits.ledgers.get(plan.ledger), "policy", None):  # noqa: ASYNC110
+            await trio.sleep(PERMIT_PAUSE_SECONDS)  # noqa: TID251 - it is told to pools alone
     view = registry.parts.permits.ledgers.get(plan.ledger)
     slots = int(view.policy.get("replicationReserve", 0)) if view is not None else 0
     if not slots:

@@ -154,3 +154,12 @@ def test_a_reload_changes_the_limit_of_a_database(play: Play, server: Database) 
         assert (played.console("reload").stdout, played.console("reload").stderr) == ("RELOAD\n", "")
         wait_until(lambda: played.psql("app", server.user, "select 1").stdout == "1\n", "there is room", 20)
         assert "|2|" in played.console("show databases").stdout.splitlines()[0]
+
+
+@BOTH
+def test_logins_that_share_an_entrys_user_share_its_sessions(play: Play, server: Database, side: str) -> None:
+    users = {server.user: server.password, **dict.fromkeys(("ann", "bob", "eve"), "x")}
+    played = play(side, users=users, settings={"query_wait_timeout": "5"},
+                  databases=entry(server, more=f"user={server.user} password={server.password} pool_size=1"))
+    for user in ("ann", "bob", "eve", "ann"):
+        assert played.psql("app", user, "select 1").stdout == "1\n", user
