@@ -79,9 +79,10 @@ def stage(server: ScriptedServer, workers: int) -> Iterator[Stage]:
         more: dict[str, dict[str, Any]] = {
             "etcd": {"lease_ttl": "2s"}, "log": {"level": "error"}, "auth": {"type": "trust"},
             "pool": {"server_login_retry": "0s", "default_pool_size": 2, "server_connect_timeout": "2s",
-                     "query_timeout": "2s", "cancel_wait_timeout": "1s", "query_wait_timeout": "20s",
+                     "cancel_wait_timeout": "1s", "query_wait_timeout": "20s",
                      "client_login_timeout": "30s"},
-            "users": {user: {"pool_mode": MODES[at % len(MODES)], "pool_size": 2}
+            "users": {user: {"pool_mode": MODES[at % len(MODES)], "pool_size": 2,
+                             "query_timeout": "2s"}
                       for at, user in enumerate(users)}}
         word = PASSWORD.decode()
         fleet = Fleet(FleetPlan(
