@@ -20,10 +20,8 @@ from pooler.demo.postgres import Server, temporary_directory
 from tests.differential.players import WAIT_SECONDS, Watch
 from tests.support.postgres import VERSIONS, Database, create_server, make_database
 
-if not os.environ.get("POOLER_DIFFERENTIAL_STEPS") and not os.environ.get("POOLER_DIFFERENTIAL_SCRIPT"):
-    # The generated interleavings are for long runs by hand: who can have a session when is not told rightly
-    # for every script, and a run may wait in vain for an answer that nobody owes.
-    collect_ignore = ["test_generated.py"]
+if not os.environ.get("POOLER_DIFFERENTIAL_SCRIPT"):
+    collect_ignore = ["test_kept_script.py"]
 PERMITS = 8
 POOLS = {  # suffix of the database's name: its mode and its number of sessions
     "": ("transaction", 2),
