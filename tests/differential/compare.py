@@ -10,6 +10,8 @@ from tests.differential.script import Steps
 from tests.differential.scripts import SETUP, TABLES
 
 TRANSACTIONS = ("_one", "")
+# an outdated plan is refused by the session that has it: another prepares the text anew, and answers
+SAME_SESSION = frozenset({"a changed plan"})
 
 
 def empty(rig: Rig) -> None:
@@ -28,6 +30,8 @@ def wrong(rig: Rig, scripts: dict[str, Steps], *pools: str) -> dict[tuple[str, s
         for pool in pools:
             mode, sessions = POOLS[pool]
             if mode == "statement" and expected.blocks:
+                continue
+            if name in SAME_SESSION and mode != "session" and sessions > 1:
                 continue
             empty(rig)
             said = differences(steps, expected, partial(rig.pooled, pool), sessions)
