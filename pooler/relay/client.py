@@ -10,24 +10,24 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import BackendLost, NotServing, OutcomeUnknown, PoolerError, WaitEnded
+from pooler.errors import NotServing, PoolerError, WaitEnded
 from pooler.relay import owed as o
 from pooler.relay.keeping import unpin
 from pooler.relay.leaving import end_transaction
+from pooler.relay.losing import session_lost
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
-from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_owed, refuse_unsent
+from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_unsent
 from pooler.relay.regaining import RESETS, regain
 from pooler.relay.requests import HELD_BACK, pass_requests
 from pooler.wire.messages import Fault, error_response
 from pooler.wire.parameters import ParameterSet
-from pooler.wire.prepared import COMMITS, ClientStatements
+from pooler.wire.prepared import ClientStatements
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
     from pooler.relay.server import ServerConn
 
 RECV_BYTES = 65_536
-IDLE = 0x49
 QUEUED = TicketState.QUEUED
 
 
@@ -37,7 +37,7 @@ class ClientConn:
     __slots__ = (
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
         "dropping", "fd", "fitting", "forgets", "holds", "idle_since", "last_sent", "missing", "out",
-        "parameters", "pool", "proven", "reactor", "recv", "requested_at", "send", "server", "skip",
+        "parameters", "pool", "proven", "reactor", "recv", "refits", "requested_at", "send", "server", "skip",
         "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "unsent", "warned", "who",
     )
 
@@ -59,7 +59,7 @@ class ClientConn:
         self.ticket = Ticket(self._granted, self._refused, self)
         self.buffer = b""
         self.chunks: list[bytes] | None = None  # of a message that is taken whole
-        self.missing = 0
+        self.missing = self.refits = 0
         self.forgets: bytes | None = None  # prepared names, by what runs now: nothing is sent behind it
         self.skip = 0
         self.dropping = False  # something refused is still coming in
@@ -259,7 +259,7 @@ class ClientConn:
         """The session has this client's parameters."""
         self.pause(False)
         if self.fitting:
-            self.fitting = False
+            self.fitting, self.refits = False, 0
             self.go_on()  # what it holds back for an answer that came before
             data, self.buffer = self.buffer, b""
             self._resume(data)
@@ -332,33 +332,12 @@ class ClientConn:
 
     def server_lost(self, server: ServerConn, fatal: bytes) -> None:
         """The session went away under this client."""
-        self.server = None
-        self.ticket.release()
-        self.pause(False)
-        if self.fitting:  # it has seen nothing of this client: another session will do
-            self.fitting = False
-            data, self.buffer = self.buffer, b""
-            self._resume(data)
-            return
-        if fatal or server.skip:
-            # the server's own last word was passed on: end as it would have ended. Or half a message was, and
-            # whatever were said now would be taken for the rest of it
-            self.close()
-            return
-        autocommit = server.status == IDLE and bool(server.owed)
-        ends = bool(server.owed) and (server.commits or COMMITS.search(self.last_sent) is not None)
-        error: PoolerError
-        if autocommit or ends:
-            error = OutcomeUnknown("the server went away before it answered: look the outcome up")
-        else:
-            error = BackendLost("the server went away during the transaction, which is rolled back")
-        if self.holds or (server.status != IDLE and not ends):
-            # what the client sends next belongs to a transaction, or to a session's state, that is gone: it
-            # must not run without it
-            self.break_off(error.sqlstate, str(error))
-        else:
-            refuse_owed(self, error, server)
-            self.go_on()
+        session_lost(self, server, fatal)
+
+    def resume_elsewhere(self) -> None:
+        """What was kept for a session that is gone needs another."""
+        data, self.buffer = self.buffer, b""
+        self._resume(data)
 
     def cancel_wait(self) -> None:
         """A CancelRequest for a client that waits for a session ends the wait."""

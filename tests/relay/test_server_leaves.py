@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pooler.demo.client import FLUSH, SYNC, bind, execute, parse, query
+from tests.relay.miniserver import MiniServer
 from tests.relay.scripts import COPY_DONE, copy_data, group
 from tests.relay.words import error
 from tests.relay.world import Client, World, world
@@ -265,3 +266,23 @@ def test_an_idle_session_that_has_said_its_last_word_is_given_to_nobody() -> Non
         dying.mini.ended = True
         w.settle()
         assert dying.conn.closing
+
+
+def test_a_client_whose_settings_end_every_session_is_told_so_and_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = MiniServer._run
+
+    def dies(mini: MiniServer, text: str) -> None:
+        if "work_mem" in text:
+            mini._die()
+        run(mini, text)
+
+    monkeypatch.setattr(MiniServer, "_run", dies)
+    with world(9) as w:
+        other, one = w.client(), w.client(work_mem="7")
+        assert w.say(one, query("select 1")) == "E:08006"
+        assert one.closed
+        assert sum(session.mini.ended for session in w.sessions) == 4
+        assert w.say(other, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
+        w.check_idle()

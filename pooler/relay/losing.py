@@ -1,0 +1,49 @@
+"""What a client hears when its session goes away under it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pooler.errors import BackendLost, OutcomeUnknown, PoolerError
+from pooler.relay.answers import IDLE
+from pooler.relay.refusal import refuse_owed
+from pooler.wire.prepared import COMMITS
+
+if TYPE_CHECKING:
+    from pooler.relay.client import ClientConn
+    from pooler.relay.server import ServerConn
+
+REFITS_MAX = 3
+
+
+def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
+    """`fatal`: the server's last word, which was passed on."""
+    client.server = None
+    client.ticket.release()
+    client.pause(False)
+    if client.fitting:  # it has seen nothing of this client: another session will do, but not for ever
+        client.fitting, client.refits = False, client.refits + 1
+        if client.refits <= REFITS_MAX:
+            client.resume_elsewhere()
+        else:
+            client.break_off("08006", "session after session ended as it was given this client's settings")
+        return
+    if fatal or server.skip:
+        # the server's own last word was passed on: end as it would have ended. Or half a message was, and
+        # whatever were said now would be taken for the rest of it
+        client.close()
+        return
+    autocommit = server.status == IDLE and bool(server.owed)
+    ends = bool(server.owed) and (server.commits or COMMITS.search(client.last_sent) is not None)
+    error: PoolerError
+    if autocommit or ends:
+        error = OutcomeUnknown("the server went away before it answered: look the outcome up")
+    else:
+        error = BackendLost("the server went away during the transaction, which is rolled back")
+    if client.holds or (server.status != IDLE and not ends):
+        # what the client sends next belongs to a transaction, or to a session's state, that is gone: it must
+        # not run without it
+        client.break_off(error.sqlstate, str(error))
+    else:
+        refuse_owed(client, error, server)
+        client.go_on()
