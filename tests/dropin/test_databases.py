@@ -103,9 +103,9 @@ def test_limits_and_counts_of_clients_are_those_of_who_came(play: Play, server: 
         databases=entry(server, more=f"user={server.user} max_db_client_connections=5"),
         settings={"max_user_client_connections": "1", "stats_users": "stats"},
         users={server.user: server.password, "ann": "x", "stats": "x"})
-    where = {"host": "127.0.0.1", "port": played.port}
-    with psycopg.connect(**where, user="ann", dbname="app"), psycopg.connect(
-            **where, user="stats", dbname="pgbouncer", autocommit=True):
+    where = f"host=127.0.0.1 port={played.port}"
+    with psycopg.connect(f"{where} user=ann dbname=app"), psycopg.connect(
+            f"{where} user=stats dbname=pgbouncer", autocommit=True):
         rows = [line.split("|") for line in played.console("show users").stdout.splitlines()]
         users = {row[0]: row[1:] for row in rows}
         assert (users["ann"][5:], users["stats"][5:]) == (["1", "1"], ["1", "1"])
