@@ -103,7 +103,7 @@ def may_touch_unnamed(owed: Owed) -> bool:
     for entry in owed:
         if entry == SYNC:
             return False
-        if entry == QUERY or (type(entry) is Parsed and not entry.named) or (
+        if entry == QUERY or entry == FUNCTION or (type(entry) is Parsed and not entry.named) or (
                 type(entry) is not int and type(entry) is not Parsed and entry.drops_unnamed):
             return True
     return False
