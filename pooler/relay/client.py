@@ -116,8 +116,9 @@ class ClientConn:
                 self.server.pause(True)
 
     def pause(self, paused: bool) -> None:
-        """The server cannot take more (or can again), or the client waits for a session."""
-        if paused is not self._paused:
+        """The server cannot take more (or can again), or the client waits for a session. What is held back
+        has no end but this: then no more of it is read, whoever else can go on."""
+        if paused is not self._paused and (paused or self.missing <= HELD_BACK // 2):
             self._paused = paused
             self._watch()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from pooler.demo.client import SYNC, parse, query
@@ -157,3 +159,20 @@ def test_a_server_that_ends_while_it_is_not_read_does_not_keep_the_reactor_busy(
         client.stopped = False
         w.settle()
         assert client.closed
+
+
+def test_what_is_held_back_for_an_answer_is_not_read_without_end() -> None:
+    """Neither when the server takes the rest of what came before, which makes others go on."""
+    with world() as w:
+        client, session = w.client(), w.sessions[0]
+        w.say(client, parse("select 1", "a") + SYNC)
+        session.near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        session.mini.mute = session.stopped = True
+        w.send(client, query("select " + "1" * 60_000) + query("DEALLOCATE ALL"))
+        w.settle()
+        assert session.conn.out
+        w.send(client, query("select 2") * 500_000)
+        session.stopped = False
+        w.settle()
+        assert not session.conn.out
+        assert sum(map(len, client.conn.chunks or ())) < BOUND_BYTES
