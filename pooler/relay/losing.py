@@ -21,7 +21,8 @@ def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
     client.server = None
     client.ticket.release()
     client.pause(False)
-    if client.fitting:  # it has seen nothing of this client: another session will do, but not for ever
+    is_used = client.holds and client.proven  # it is fitted again behind a RESET, and had this client's state
+    if client.fitting and not is_used:  # it has seen nothing of it: another session will do, but not for ever
         client.fitting, client.refits = False, client.refits + 1
         if client.refits <= REFITS_MAX:
             client.resume_elsewhere()

@@ -379,3 +379,20 @@ def test_an_error_in_copy_with_syncs_in_flight_leaves_no_answer_for_the_next_cli
         assert w.say(two, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
         assert w.say(one, query("select 3")) == "T D:3 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+def test_a_session_that_dies_while_it_is_fitted_again_is_not_replaced_behind_its_clients_back() -> None:
+    with world(mode="session") as w:
+        client = w.client(geqo_threshold="7")
+        w.say(client, query("select 1"))
+        w.open_session()
+        w.send(client, query("RESET geqo_threshold"))
+        while not client.conn.fitting:
+            w._push(client)
+            w.reactor._turn()
+            w.sessions[0].move(w.chop)
+            w.reactor._turn()
+        w.sessions[0].far.close()
+        w.settle()
+        assert client.kinds.endswith("E:08006")
+        assert client.closed
