@@ -58,6 +58,7 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
             status = 0
         if status:
             owed.clear()
+            server.answered = False
             server.status = status
             server.pool.queries += 1
             client.deliver(data)

@@ -159,6 +159,20 @@ def test_an_answer_without_a_tag_is_none(pieces: list[bytes]) -> None:
         check_nobody_else_hears(w, client)
 
 
+def test_what_answers_one_query_in_pieces_is_no_answer_to_the_next() -> None:
+    with world() as w:
+        client, conn = w.client(), w.sessions[0].conn
+        w.sessions[0].mini.mute = True
+        w.say(client, query("select 1; select 2"))
+        done = message(b"C", b"SELECT 1\0")
+        says(w, done, done + message(b"Z", b"I"))
+        assert client.kinds == "C:SELECT 1 C:SELECT 1 Z:I"
+        w.say(client, query("select 3"))
+        says(w, message(b"Z", b"I"))
+        assert conn.closing
+        check_nobody_else_hears(w, client)
+
+
 def test_the_error_stands_behind_what_came_before_it() -> None:
     """An over-long message, too: what came before it is the client's first."""
     with world() as w:
