@@ -292,7 +292,7 @@ def test_a_query_about_names_that_was_skipped_does_not_open_the_next_ones_unname
         one, two = w.client(), w.client()
         assert w.say(one, parse("select 1", "a") + SYNC) == "1 Z:I"
         assert w.say(two, parse("select 7") + SYNC) == "1 Z:I"
-        assert w.say(one, bind((), "nope") + query("deallocate a") + SYNC) == "E:26000 Z:I"
+        assert w.say(one, bind((), "nope") + query("deallocate all") + SYNC) == "E:26000 Z:I"
         assert w.say(one, bind(()) + execute() + SYNC) == "E:26000 Z:I"
         assert w.say(two, bind(()) + execute() + SYNC) == "2 D:7 C:SELECT 1 Z:I"
         w.check_idle()
