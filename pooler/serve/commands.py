@@ -98,7 +98,7 @@ class Commands:
         self._keep()
         if database is None:
             self.wake()
-        if registry.suspended or EVERY in registry.paused:
+        elif registry.suspended or EVERY in registry.paused:
             return  # one database does not go on by itself
         for pool in registry.by_name(database):
             pool.resume()
@@ -116,6 +116,9 @@ class Commands:
         if registry.suspended:
             registry.suspended = False
             registry.parts.reactor.release()
+            for pool in registry.by_name(None):
+                if not registry.is_paused(pool.plan.name):
+                    pool.resume()
 
     async def _disable(self, database: str | None) -> None:
         if database is None:

@@ -38,7 +38,8 @@ SETTINGS = Settings.from_wire({
 class Pool:
     """As much of a pool as a command touches."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.plan = SimpleNamespace(name=name)
         self.core = SimpleNamespace(active=set())
         self.is_paused = False
 
@@ -59,8 +60,11 @@ class Registry:
         self.disabled: set[str] = set()
         self.suspended = False
         self.parts = SimpleNamespace(reactor=Reactor())
-        self.pools = {"a": Pool(), "b": Pool()}
+        self.pools = {"a": Pool("a"), "b": Pool("b")}
         self.numbers: ClientNumbers[Any] = ClientNumbers()
+
+    def is_paused(self, name: str) -> bool:
+        return self.suspended or name in self.paused or EVERY in self.paused
 
     def by_name(self, name: str | None) -> list[Pool]:
         return [pool for key, pool in self.pools.items() if name in (None, key)]
@@ -125,6 +129,15 @@ async def test_nothing_moves_while_suspended_and_everything_after(
         await commands.run("resume", {})
         await came.wait()
         assert not any(pool.is_paused for pool in registry.pools.values())
+
+
+async def test_a_worker_that_leaves_while_suspended_lets_its_clients_end_what_they_do(tmp_path: Path) -> None:
+    """Nobody can RESUME it for them any more. What was paused for itself stays so."""
+    commands, registry = worker(tmp_path)
+    await commands.run("pause", {"database": "a"})
+    await commands.run("suspend", {})
+    commands.wake()
+    assert [pool.is_paused for pool in registry.pools.values()] == [True, False]
 
 
 async def test_a_setting_holds_in_workers_that_start_later_and_until_the_next_reload(tmp_path: Path) -> None:
