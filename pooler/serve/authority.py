@@ -193,7 +193,7 @@ class Authority:
         async with pool.checkout(seconds) as session:
             rows = await session.ask(SESSION_SETTINGS, place.query, [text(user)], ANSWER_ROWS_MAX)
         found = read_answer(rows)
-        if found is not None:
+        if found is not None and found != NO_PASSWORD_FITS:
             self._methods[Method.MD5 if found.scram is None else Method.SCRAM] += 1
         return found
 

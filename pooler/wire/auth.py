@@ -85,14 +85,14 @@ class ServerSecret:
 
 def choose_method(auth_type: AuthType, secret: Secret | None, unknown: Method) -> Method:
     """The question for a client with this stored secret; `unknown` is the one that users who do not exist
-    get under `md5`, and should be what most who exist get."""
+    get under `md5`, and those whom no password lets in; it should be what most who exist get."""
     if auth_type is AuthType.TRUST:
         return Method.TRUST
     if auth_type is AuthType.PASSWORD:
         return Method.CLEARTEXT
     if auth_type is AuthType.SCRAM:
         return Method.SCRAM
-    if secret is None:
+    if secret is None or secret.plain == b"":
         return unknown
     return Method.SCRAM if secret.scram is not None else Method.MD5
 

@@ -40,6 +40,7 @@ def test_no_secret_is_shown() -> None:
     (AuthType.MD5, MD5, Method.MD5),
     (AuthType.MD5, SCRAM, Method.SCRAM),
     (AuthType.MD5, None, Method.CLEARTEXT),  # what `unknown` says
+    (AuthType.MD5, Secret(plain=b""), Method.CLEARTEXT),  # nor is one whom no password lets in told apart
     (AuthType.SCRAM, PLAIN, Method.SCRAM),
     (AuthType.SCRAM, MD5, Method.SCRAM),
     (AuthType.SCRAM, None, Method.SCRAM),
