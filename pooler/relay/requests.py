@@ -72,7 +72,7 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
         if not 4 <= length <= bytes_max:
             raise ProtocolViolation(f"message {chr(kind)!r} of length {length}")
         if kind == QUERY:
-            if end > size and length <= FORGETTING_BYTES_MAX and client.statements:
+            if end > size and length <= FORGETTING_BYTES_MAX:
                 break
             if end <= size and _forgets(client, data[at + 5 : end]):
                 pieces = [*(pieces or ()), data[start:at], _forgetting_query(client, server, data[at:end])]

@@ -296,3 +296,14 @@ def test_a_query_about_names_that_was_skipped_does_not_open_the_next_ones_unname
         assert w.say(one, bind(()) + execute() + SYNC) == "E:26000 Z:I"
         assert w.say(two, bind(()) + execute() + SYNC) == "2 D:7 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+def test_a_deallocate_in_pieces_of_who_prepared_nothing_is_known_to_what_follows() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        assert w.say(two, parse("select 1", "b") + SYNC) == "1 Z:I"
+        forgets = query("deallocate all")
+        w.say(one, forgets[:9])
+        heard = w.say(one, forgets[9:] + parse("select 1", "a") + bind((), "a") + execute() + SYNC)
+        assert heard == "C:DEALLOCATE ALL Z:I 1 2 D:1 C:SELECT 1 Z:I"
+        w.check_idle()
