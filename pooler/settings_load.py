@@ -26,6 +26,7 @@ from pooler.settings_host import host_name, machine_id
 from pooler.settings_inert import inert_settings
 from pooler.settings_models import Settings
 from pooler.settings_tls import ServerTlsSettings
+from pooler.settings_units import yaml_fault
 
 CONFIG_PLACES = (Path("pooler.yaml"), Path("/etc/pooler/pooler.yaml"))
 _NUMBER_LIMITS = {
@@ -101,7 +102,8 @@ def load(path: str | Path) -> Settings:
 def warnings_of(settings: Settings) -> list[str]:
     """What is allowed but will be regretted, each in one line."""
     found = [
-        f"databases.{name}.monitor is not set: its SESSION_UNKNOWN cannot be resolved by a look at the server"
+        f"databases.{name}.monitor is not set: no look at the server can free the permit of a lost session "
+        "(SESSION_UNKNOWN); `pooler init --dsn …` writes the role for it"
         for name, database in settings.databases.items() if database.monitor is None
     ]
     if not settings.http.listen.is_loopback() and settings.http.token is None:
@@ -201,7 +203,7 @@ def _read(file: Path) -> tuple[dict[Any, Any] | None, list[Fault]]:
     except UnicodeDecodeError:
         return None, [Fault("", "it is not UTF-8 text")]
     except (yaml.YAMLError, ValueError, TypeError) as fault:
-        return None, [Fault("", f"it is not YAML: {' '.join(str(fault).split())}")]
+        return None, [Fault("", f"it is not YAML: {yaml_fault(fault)}")]
     except RecursionError:
         return None, [Fault("", "it is nested too deeply")]
     if not isinstance(values, dict):

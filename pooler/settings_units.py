@@ -25,6 +25,25 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _SECRET_BYTES_MAX = 65_536
 UNIX_PATH_BYTES_MAX = 107  # sun_path of Linux less its closing zero
 
+_YAML_HINTS = (  # the parser's words, and what mostly is the cause of them
+    (r"expected <block end>", "indent it as its neighbours are"),
+    (r"mapping values are not allowed", 'indent it as its neighbours are, and quote a text with ": " in it'),
+    (r"found character '\\t'", "indent with spaces, not tabs"),
+    (r"expected ',' or '[\]}]'", "a [ or { is not closed, or a comma is missing"),
+    (r"could not find expected ':'", 'write "key: value", with a space behind the colon'),
+    (r"found character '[@`%]'", "quote the text"),
+)
+
+
+def yaml_fault(fault: Exception) -> str:
+    """Where a text is not YAML, why, and what to do. Its lines are not shown: they may hold secrets."""
+    mark: yaml.Mark | None = getattr(fault, "problem_mark", None)
+    if not isinstance(fault, yaml.MarkedYAMLError) or mark is None:
+        return " ".join(str(fault).replace('in "<unicode string>", ', "").split())
+    why = " ".join(str(fault.problem or fault.context or "cannot be read").split())
+    hint = next((hint for words, hint in _YAML_HINTS if re.search(words, why)), "")
+    return f"line {mark.line + 1}, column {mark.column + 1}: {why}" + (f": {hint}" if hint else "")
+
 
 def parse_duration_seconds(value: object) -> float:
     """`250ms`, `5s`, `2m`, `1h`, or a plain number of seconds. Raises ValueError."""
@@ -190,7 +209,7 @@ def _policy_file(value: object, info: ValidationInfo) -> PolicyFile:
     try:
         policy = yaml.safe_load(text)
     except yaml.YAMLError as fault:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(fault).split())}") from None
+        raise ValueError(f"{path} is not YAML: {yaml_fault(fault)}") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply") from None
     database = policy.get("database") if isinstance(policy, dict) else None

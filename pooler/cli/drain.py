@@ -42,7 +42,7 @@ def drain(
 
     Exits 0 drained, 1 target unfit or no admin permit free, and nothing changed, 3 only sessions in
     SESSION_UNKNOWN are left (the line that resolves them is printed), 4 timed out and the old epoch is active
-    again (if the target was promoted by then, the next one is: `pooler status` says which).
+    again (if the target was promoted by then, the next one is: `pooler ledger show DB` says which).
 
     Example: pooler drain orders --to 10.0.0.12:5432 --run 'ssh db2 pg_ctl promote -D /data' --timeout 60s
     """

@@ -53,7 +53,7 @@ def show(
 ) -> None:
     """Show a sum line, then every session permit, unknown ones first. A --state that there is not exits 2.
 
-    Reads etcd itself, so it works with every process of the fleet dead.
+    Reads etcd itself, so it works with every process of the fleet dead, unless that etcd is `embedded`.
 
     Example: pooler ledger show orders --state SESSION_UNKNOWN
     """

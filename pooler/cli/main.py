@@ -68,7 +68,7 @@ def _run(arguments: Sequence[str]) -> int:
         return EXIT_USAGE
     except click.UsageError as fault:
         _show_usage(fault)
-        return EXIT_USAGE
+        return pgbouncer.EXIT_FATAL if arguments[0] == "pgbouncer" else EXIT_USAGE
     except click.ClickException as fault:
         print(f"pooler: {fault.format_message()}", file=sys.stderr)
         return EXIT_FAILED

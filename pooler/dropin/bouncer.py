@@ -13,12 +13,13 @@ import trio
 
 from coordinator.link import Args, LinkLost, LinkRefused
 from pooler.dropin.takeover import Predecessor, serve_takeovers
+from pooler.dropin.words import of_the_ini
 from pooler.errors import UsageFault
 from pooler.observe.events import Event
 from pooler.serve.moving import arrivals_path
 from pooler.settings import Settings
 from pooler.supervise.process import Process
-from pooler.supervise.sockets import FleetSockets
+from pooler.supervise.sockets import FleetSockets, PortRefused
 from pooler.supervisor import Supervisor
 
 WAIT_FOR: Final = {"wait_for_clients": "clients", "wait_for_servers": "servers"}
@@ -42,7 +43,10 @@ class BouncerSupervisor(Supervisor):
     def open_sockets(self) -> FleetSockets:
         """Those of the process that runs, where one is taken over."""
         taken_over = None if self._old is None else self._old.sockets
-        return FleetSockets.open(self._settings, taken_over)
+        try:
+            return FleetSockets.open(self._settings, taken_over)
+        except PortRefused as refused:
+            raise PortRefused(of_the_ini(str(refused))) from None
 
     async def started(self) -> None:
         """From now on a successor may ask; a predecessor is told to go."""

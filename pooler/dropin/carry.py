@@ -17,6 +17,7 @@ from pooler.dropin.carry_databases import Databases
 from pooler.dropin.fields import allowed_words, as_field, field_at
 from pooler.dropin.notes import Note, Notes
 from pooler.dropin.reading import Bouncer, Setting
+from pooler.settings_inert import INERT
 
 _OWN_WAY = frozenset({  # built by hand below
     "listen_addr", "listen_port", "unix_socket_dir", "auth_type", "auth_file", "verbose", "min_pool_size",
@@ -94,8 +95,8 @@ def _carry_setting(config: dict[str, Any], setting: Setting, given: Circumstance
     if target is None:
         _note_lost(setting, notes)
         return
-    if known.name == "auth_query" and setting.place is None:
-        return  # it is asked only where an auth_user is set, and ours is the same
+    if setting.place is None and (known.name == "auth_query" or INERT.get(known.ours, "works") is None):
+        return  # it is asked only where an auth_user is set, and ours is the same; or it does nothing
     if setting.value is None or (known.kind in ("file", "text") and setting.value == ""
                                  and known.name not in _MAY_BE_EMPTY):
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pooler.net.userlist import read_userlist
 from pooler.supervise.files import replace_file
 
 CONFIG_NAME = "pooler.yaml"
+_MODE = re.compile(r"^( *unix_socket_mode: )(\d+)$", re.MULTILINE)  # written as everybody writes it: in octal
 
 
 class FileInTheWay(PoolerError):
@@ -59,4 +61,4 @@ def write_config(folder: Path, carried: Carried, head: str, *, overwrite: bool) 
 
 def _yaml(values: object) -> str:
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
-    return text
+    return _MODE.sub(lambda found: f"{found[1]}{int(found[2]):04o}", text)

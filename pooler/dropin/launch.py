@@ -23,6 +23,8 @@ from pooler.dropin.place import make_run_dir
 from pooler.dropin.reading import Bouncer
 from pooler.dropin.setup import Launch, Setup, first_look, log_targets, path_of, unix_socket_of
 from pooler.dropin.takeover import Predecessor
+from pooler.dropin.words import of_the_ini
+from pooler.errors import UsageFault
 from pooler.net.userlist import read_userlist
 from pooler.observe.log import set_up_logging
 from pooler.settings import Settings, load
@@ -57,7 +59,7 @@ def run_as_pgbouncer(launch: Launch) -> None:
 def _serve(launch: Launch, run_dir: Path, pump: LogPump, old: Predecessor | None) -> None:
     setup = Setup(launch, run_dir)
     config, _ = setup.write()
-    settings = load(config)
+    settings = _settings_of(config, launch)
     set_up_logging(settings.log.format, settings.log.level)
     for note in setup.notes:
         log.warning("config_warning", text=note)
@@ -65,9 +67,18 @@ def _serve(launch: Launch, run_dir: Path, pump: LogPump, old: Predecessor | None
 
     def regenerate() -> None:
         _, fresh = setup.write()
+        _settings_of(config, launch)
         pump.retarget(log_targets(fresh, launch))
 
     trio.run(BouncerSupervisor(config, settings, regenerate, old).run)
+
+
+def _settings_of(config: Path, launch: Launch) -> Settings:
+    """What was made of the ini. Raises UsageFault in the ini's words."""
+    try:
+        return load(config)
+    except UsageFault as refused:
+        raise UsageFault(of_the_ini(str(refused), launch.ini)) from None
 
 
 def _check_users(settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pooler.settings import load
 from tests.cli.conftest import Pooler, pooler
 
 __all__ = ["pooler"]  # a fixture
@@ -68,3 +69,17 @@ def test_what_must_not_be_ignored_exits_1(pooler: Pooler, tmp_path: Path) -> Non
     done = pooler("config", "import-pgbouncer", "pgbouncer.ini", "-o", "out")
     assert done.code == 1
     assert "must not be ignored: pgbouncer.ini:8: auth_type: " in done.out
+
+
+def test_a_mode_is_written_in_octal_and_what_has_no_effect_only_if_the_ini_sets_it(
+    pooler: Pooler, tmp_path: Path
+) -> None:
+    write(tmp_path, INI + "unix_socket_mode = 0770\n")
+    pooler("config", "import-pgbouncer", "pgbouncer.ini", "-o", "out")
+    file = tmp_path / "out" / "pooler.yaml"
+    assert "  unix_socket_mode: 0770\n" in file.read_text()
+    assert load(file).fleet.unix_socket_mode == 0o770
+    assert "no effect" not in pooler("config", "check", file).err
+    write(tmp_path, INI + "pkt_buf = 8192\n")
+    pooler("config", "import-pgbouncer", "pgbouncer.ini", "-o", "set")
+    assert "pool.pkt_buf has no effect" in pooler("config", "check", tmp_path / "set" / "pooler.yaml").err

@@ -48,6 +48,25 @@ def faults_of(folder: Path, text: str) -> dict[str, str]:
     return {fault.path: fault.text for fault in refused.value.faults}
 
 
+@pytest.mark.parametrize(("text", "told"), [
+    ("fleet:\n  name: a\n   listen: b\n", "line 3, column 10: mapping values are not allowed here: indent"),
+    ("fleet:\n  name: a\n listen: b\n", "line 3, column 2: expected <block end>, but found"),
+    ("fleet:\n\tname: a\n", "line 2, column 1: found character '\\t' that cannot start any token: indent"),
+    ("fleet: {name: a\n", "line 2, column 1: expected ',' or '}', but got '<stream end>': a [ or {"),
+    ("fleet: *x\n", "line 1, column 8: found undefined alias 'x'"),
+    ("fleet: \x00\n", "unacceptable character #x0000"),
+])
+def test_what_is_no_yaml_is_told_by_its_line_and_what_to_do(folder: Path, text: str, told: str) -> None:
+    assert faults_of(folder, text)[""].startswith(f"it is not YAML: {told}")
+
+
+def test_of_what_is_no_yaml_no_text_is_shown_for_it_may_be_a_secret(folder: Path) -> None:
+    (folder / "policies/orders.yaml").write_text("a: b: hunter2\n")
+    assert "hunter2" not in str(faults_of(folder, SOUND))
+    assert "line 1, column 5" in faults_of(folder, SOUND)["databases.orders.policy"]
+    assert "hunter2" not in str(faults_of(folder, "auth: password: hunter2\n"))
+
+
 def test_a_sound_file_is_read_with_units_defaults_and_paths_of_its_own_folder(folder: Path) -> None:
     settings = load(write(folder, SOUND))
     assert settings.fleet.run_dir == folder / "run"
