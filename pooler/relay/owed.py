@@ -103,8 +103,34 @@ def may_touch_unnamed(owed: Owed) -> bool:
     for entry in owed:
         if entry == SYNC:
             return False
-        if entry == QUERY or entry == FUNCTION or (type(entry) is Parsed and not entry.named) or (
-                type(entry) is not int and type(entry) is not Parsed and entry.drops_unnamed):
+        if type(entry) is int:
+            if entry == QUERY or entry == FUNCTION or entry == CLOSE:
+                return True
+        elif not entry.named if type(entry) is Parsed else entry.drops_unnamed:
+            return True
+    return False
+
+
+def is_superseded(owed: Owed, skipped: Entry) -> bool:
+    """Whether what is still on its way makes or closes the name of what was skipped: then that holds. What is
+    remembered there as having been before is from now on what was before `skipped`."""
+    if isinstance(skipped, Closed) or skipped.name is None:
+        return False
+    if isinstance(skipped, Told):
+        if skipped.name:
+            return False
+        before = skipped.closed
+    elif skipped.forward:
+        before = skipped.before
+    else:
+        return False
+    for entry in owed:
+        if type(entry) is Parsed and entry.forward and entry.name == skipped.name:
+            if not entry.named:
+                entry.before = before
+            return True
+        if type(entry) is Told and entry.closed is not None and entry.name == skipped.name:
+            entry.closed = before
             return True
     return False
 

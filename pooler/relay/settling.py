@@ -53,15 +53,14 @@ def reworded(server: ServerConn, message: bytes) -> bool:
 
 
 def skipped(server: ServerConn, failed: list[o.Entry]) -> None:
-    """The server skipped these after an error. A name that is on its way again means the newer one."""
-    again = {entry.name for entry in server.owed if type(entry) is o.Parsed and entry.forward}
+    """The server skipped these after an error."""
     for entry in reversed(failed):  # each knows what was before it
         if type(entry) is o.Parsed:
             if entry.named:  # the same text may be there under its name all the same
                 server.statements.remove(entry.statement)
         elif type(entry) is o.Closed and entry.statement is not None:
             server.statements.restore(entry.statement)
-        if server.client is not None and (type(entry) is not o.Parsed or entry.name not in again):
+        if server.client is not None and not o.is_superseded(server.owed, entry):
             server.client.did_not_happen(entry)
 
 
