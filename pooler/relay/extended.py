@@ -124,8 +124,12 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         server.owed.append(o.Parsed(_NOBODY, None, True, taken=name))
         return before + parse_message(Statement(STAND_IN, body))
     if server.statements.touch(statement):
-        server.owed.append(o.Told(o.PARSE_COMPLETE, name))
-        return b""
+        if statement not in server.statements.young or not _may_be_missing(server, statement):
+            server.owed.append(o.Told(o.PARSE_COMPLETE, name))
+            return b""
+        prepared.close(name)
+        statement = prepared.add(name, body, client.parameters.search_path, alone=True)
+        assert statement is not None
     before = _make_room(server, statement)
     server.pool.server_parses += 1
     server.owed.append(o.Parsed(statement, name, True))
@@ -142,7 +146,10 @@ def _parse_unnamed(server: ServerConn, statement: Statement, previous: Statement
 def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     _, name, behind = bind_names(message, 5)
     statement = client.statements.get(name) if client.statements is not None else None
-    if statement is None and not name and _may_come_back(server):
+    if statement is None:
+        if not name and _may_come_back(server):
+            return WAIT
+    elif statement in server.statements.young and _may_be_missing(server, statement):
         return WAIT
     server.pool.binds += 1
     before = _ready_for(server, name, statement)
@@ -187,6 +194,18 @@ def _anew(client: ClientConn, server: ServerConn, name: bytes, statement: Statem
     return before + close_statement(on_session) + parse_message(fitting)
 
 
+def _may_be_missing(server: ServerConn, statement: Statement) -> bool:
+    """Whether the Parse of a young one belongs to a group that may yet fail, not to the one being sent."""
+    if server.copy_in:
+        return False
+    for entry in reversed(server.owed):
+        if type(entry) is o.Parsed and entry.statement is statement:
+            return False
+        if type(entry) is int and entry <= o.FUNCTION:
+            return True
+    return False
+
+
 def _may_come_back(server: ServerConn) -> bool:
     """Whether the unnamed statement was dropped by something that an error may yet skip."""
     return any(type(entry) is o.Told and entry.closed is not None and not entry.name for entry in server.owed)
@@ -216,7 +235,10 @@ def _describe(client: ClientConn, server: ServerConn, message: bytes) -> bytes |
         server.owed.append(o.DESCRIBE)
         return None
     statement = client.statements.get(name) if client.statements is not None else None
-    if statement is None and not name and _may_come_back(server):
+    if statement is None:
+        if not name and _may_come_back(server):
+            return WAIT
+    elif statement in server.statements.young and _may_be_missing(server, statement):
         return WAIT
     before = _ready_for(server, name, statement)
     server.owed.append(o.DESCRIBE)
@@ -253,6 +275,7 @@ def _ready_for(server: ServerConn, name: bytes, statement: Statement | None) -> 
         server.owed.append(o.Closed(None))
         return close_statement(b"")
     server.pool.server_parses += 1
+    server.statements.young.add(statement)
     server.owed.append(o.Parsed(statement, b"", False, named=False))
     return parse_message(statement, b"")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pooler.errors import BackendLost, OutcomeUnknown, PoolerError
 from pooler.relay.answers import IDLE
+from pooler.relay.owed import COPY_ENDED
 from pooler.relay.refusal import refuse_owed
 from pooler.wire.prepared import COMMITS
 
@@ -46,5 +47,8 @@ def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
         # not run without it
         client.break_off(error.sqlstate, str(error))
     else:
+        for entry in reversed(server.owed):
+            if type(entry) is not int and entry is not COPY_ENDED:
+                client.did_not_happen(entry)
         refuse_owed(client, error, server)
         client.go_on()

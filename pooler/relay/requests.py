@@ -41,6 +41,8 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
     owed = server.owed
     if not owed:
         server.query_at = client.requested_at
+        if server.statements.young:
+            server.statements.young.clear()
         if client.holds and server.status == IDLE and not server.unsynced:
             server.started_at = client.requested_at
     if client.skip:
@@ -78,7 +80,7 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
                 pieces = [*(pieces or ()), data[start:at], _forgetting_query(client, server, data[at:end])]
                 hold_back(client, data[end:])
                 start = at = size = end
-                unsynced = False
+                unsynced, server.doubtful = False, server.doubtful or unsynced
                 break
             unsynced, server.doubtful = False, server.doubtful or unsynced
             if _enter_query(client, server, data[at + 5 : end], whole=end <= size):

@@ -260,13 +260,14 @@ class SessionStatements:
     `unnamed` is the statement whose text the session's unnamed statement is now; a simple Query destroys that
     one, so whoever sends a Query sets it to None. The order is that of what was sent, not of what was
     answered: what the server then skipped after an error is put right with `remove` (a Parse) and `restore`
-    (a Close).
+    (a Close). `young` are those whose Parse may be unanswered.
     """
 
-    __slots__ = ("_held", "limit", "unnamed")
+    __slots__ = ("_held", "limit", "unnamed", "young")
 
     def __init__(self, limit: int) -> None:
         self._held: OrderedDict[Statement, None] = OrderedDict()
+        self.young: set[Statement] = set()
         self.limit = limit
         self.unnamed: Statement | None = None
 
@@ -293,7 +294,9 @@ class SessionStatements:
         evicted: list[Statement] = []
         while len(self._held) >= max(self.limit, 1):
             evicted.append(self._held.popitem(last=False)[0])
+        self.young.difference_update(evicted)
         self._held[statement] = None
+        self.young.add(statement)
         return evicted
 
     def remove(self, statement: Statement) -> None:

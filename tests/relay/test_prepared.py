@@ -307,3 +307,68 @@ def test_a_deallocate_in_pieces_of_who_prepared_nothing_is_known_to_what_follows
         heard = w.say(one, forgets[9:] + parse("select 1", "a") + bind((), "a") + execute() + SYNC)
         assert heard == "C:DEALLOCATE ALL Z:I 1 2 D:1 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+@pytest.mark.parametrize("use", [bind((), "a") + execute(), describe("S", "a")])
+def test_a_statement_whose_parse_an_error_skipped_is_there_for_the_next_group(use: bytes) -> None:
+    """The client has it all the while, and knows nothing of the pooler's Parse."""
+    with world(max_prepared_statements=1) as w:
+        client = w.client()
+        for name in ("a", "b"):
+            assert w.say(client, parse(f"select {name}", name) + SYNC) == "1 Z:I"
+        heard = w.say(client, bind((), "nope") + bind((), "a") + execute() + SYNC + use + SYNC + run("a"))
+        assert heard.startswith("E:26000 Z:I ")
+        assert "E:" not in heard[8:]
+        assert heard.endswith(" 2 D:a C:SELECT 1 Z:I")
+        w.check_idle()
+
+
+def test_the_unnamed_statement_is_there_though_the_poolers_own_parse_of_it_was_skipped() -> None:
+    with world() as w:
+        client, other = w.client(), w.client()
+        w.say(client, parse("select 1") + SYNC)
+        w.say(other, query("select 2"))
+        use = bind(()) + execute() + SYNC
+        assert w.say(client, bind((), "nope") + use + use) == "E:26000 Z:I 2 D:1 C:SELECT 1 Z:I"
+
+
+def test_a_text_that_fails_fails_in_every_group_that_has_it() -> None:
+    with world() as w:
+        client = w.client()
+        said = [parse("bad", name) + SYNC for name in "abc"]
+        assert w.say(client, b"".join(said)) == " ".join(["E:42601 Z:I"] * 3)
+        assert w.say(client, run("b")) == "E:26000 Z:I"
+        w.check_idle()
+
+
+def test_a_name_whose_parse_was_lost_with_its_session_may_be_used_again() -> None:
+    with world() as w:
+        client = w.client()
+        w.say(client, parse("select 1", "a") + parse("select 2") + SYNC)
+        w.sessions[0].mini.mute = True
+        w.say(client, parse("select 3", "b") + close("S", "a") + parse("select 4") + SYNC)
+        w.sessions[0].far.close()
+        w.settle()
+        assert client.kinds == "E:08007 Z:I"
+        w.open_session()
+        assert w.say(client, parse("select 5", "b") + SYNC + run("a")) == "1 Z:I 2 D:1 C:SELECT 1 Z:I"
+        assert w.say(client, bind(()) + execute() + SYNC) == "2 D:2 C:SELECT 1 Z:I"
+
+
+def test_a_query_about_names_that_ends_a_group_makes_sure_of_its_end_as_any_other() -> None:
+    with world() as w:
+        client = w.client()
+        w.say(client, parse("select 1", "a") + SYNC)
+        w.say(client, bind((), "a") + execute() + query("DEALLOCATE ALL"))
+        assert w.sessions[0].mini.ran[-1] == "SELECT 1", "the pooler's own"
+
+
+def test_what_drops_the_unnamed_statement_behind_a_skipped_one_drops_the_one_before_too() -> None:
+    with world() as w:
+        one = w.client()
+        again = parse("select 1") + bind((), "nope") + parse("select 2") + SYNC
+        assert w.say(one, again + query("commit")) == "1 E:26000 Z:I C:COMMIT Z:I"
+        assert w.say(one, bind(()) + execute() + SYNC) == "E:26000 Z:I"
+        assert w.say(one, again) == "1 E:26000 Z:I"
+        assert w.say(one, bind(()) + execute() + SYNC) == "2 D:1 C:SELECT 1 Z:I"
+        w.check_idle()
