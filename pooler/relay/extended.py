@@ -160,8 +160,6 @@ def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | Non
             # nobody reaches another client's statement by its name
             return rename_bind(message, name, behind, b"_" + name)
         return before + message if before else None
-    assert client.statements is not None
-    client.statements.bound = name
     forgets = client.forgets = statement.forgets
     if statement.residue:
         server.residue |= statement.residue

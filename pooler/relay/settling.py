@@ -26,7 +26,7 @@ def errored(server: ServerConn, message: bytes) -> None:
         if type(owed[0]) is o.Parsed:
             owed[0].before = None  # it was not skipped: it dropped the unnamed statement, and failed
             if owed[0].taken and server.client is not None and server.client.statements is not None:
-                server.client.statements.bound = owed[0].taken
+                server.client.statements.in_use = owed[0].taken
         if o.may_touch_unnamed(owed):
             server.statements.unnamed = UNSURE
         skipped(server, o.settle_error(owed))
@@ -116,7 +116,7 @@ def renamed(server: ServerConn, message: bytes) -> bytes:
     def own(found: re.Match[bytes]) -> bytes:
         if statements is None:
             return found[0]
-        name = statements.bound if found[1] == STAND_IN else statements.name_of(found[1])
+        name = statements.in_use if found[1] == STAND_IN else statements.name_of(found[1])
         return found[0] if name is None else b'"%b"' % name
 
     body = OWN_NAME.sub(own, message[5:])

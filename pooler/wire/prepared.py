@@ -177,16 +177,16 @@ class Statements:
 
 
 class ClientStatements:
-    """What one client's names mean, the unnamed statement (b"") included. `bound` is the name that it bound
-    last, or was told is in use."""
+    """What one client's names mean, the unnamed statement (b"") included. `in_use` is the name that it
+    was told last is in use."""
 
-    __slots__ = ("_names", "_names_max", "_statements", "bound")
+    __slots__ = ("_names", "_names_max", "_statements", "in_use")
 
     def __init__(self, statements: Statements, *, names_max: int = 10_000) -> None:
         self._statements = statements
         self._names: dict[bytes, Statement] = {}
         self._names_max = names_max
-        self.bound = b""
+        self.in_use = b""
 
     def __len__(self) -> int:
         return len(self._names)
@@ -209,6 +209,9 @@ class ClientStatements:
         elif len(names) >= self._names_max:
             raise TooManyStatements(f"a client may have {self._names_max} prepared statements")
         statement = self._statements.intern(body, path, alone=alone)
+        if name and statement.uses > 1 and statement in names.values():  # errors name one of them: which?
+            self._statements.release(statement)
+            statement = self._statements.intern(body, path, alone=True)
         names[name] = statement
         if old is not None:
             self._statements.release(old)
@@ -224,9 +227,9 @@ class ClientStatements:
             yield name, statement.body, statement.path
 
     def name_of(self, server_name: bytes) -> bytes | None:
-        """The name that this client has for what sessions know by that one; of several the one bound last."""
-        names = [name for name, each in self._names.items() if name and each.server_name == server_name]
-        return self.bound if self.bound in names else next(iter(names), None)
+        """The name that this client has for what sessions know by that one."""
+        names = (name for name, each in self._names.items() if name and each.server_name == server_name)
+        return next(names, None)
 
     def outdate(self) -> None:
         """The server refuses the plan of one of these, it does not say of which."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -193,17 +194,16 @@ class Clients(RuleBasedStateMachine):
 
     @invariant()
     def meanings_hold(self) -> None:
-        uses: dict[bytes, int] = {}
+        uses: Counter[Statement] = Counter()
         for client, model in zip(self.clients, self.model, strict=True):
             for name, wanted in model.items():
                 statement = client.get(name)
                 assert statement is not None
                 assert statement.body == wanted
-                uses[wanted] = uses.get(wanted, 0) + 1
-        for wanted, count in uses.items():
-            statement = self.statements.intern(wanted)
-            assert statement.uses == count + 1
-            self.statements.release(statement)
+                uses[statement] += 1
+                if name:
+                    assert client.name_of(statement.server_name) == name
+        assert all(statement.uses == count for statement, count in uses.items())
         assert len(self.statements) <= len(uses) + 3
 
 
@@ -307,16 +307,19 @@ def test_one_text_under_two_search_paths_is_two_statements() -> None:
     assert one.name_of(b"pooler_99") is None
 
 
-def test_of_several_names_for_one_statement_the_one_bound_last_is_told() -> None:
-    client = ClientStatements(Statements())
-    for name in (b"", b"a", b"b"):
-        statement = client.add(name, b"select 1\0\0\0")
-    assert statement is not None
-    assert client.name_of(statement.server_name) == b"a"
-    client.bound = b"b"
-    assert client.name_of(statement.server_name) == b"b"
-    client.close(b"b")
-    assert client.name_of(statement.server_name) == b"a"
+def test_two_names_of_one_client_for_one_text_are_two_statements_so_that_errors_tell_which() -> None:
+    statements = Statements()
+    client, other = ClientStatements(statements), ClientStatements(statements)
+    shared = other.add(b"s", b"select 1\0\0\0")
+    unnamed, a, b = (client.add(name, b"select 1\0\0\0") for name in (b"", b"a", b"b"))
+    assert shared is unnamed
+    assert len({shared, a, b}) == 3
+    assert a is not None
+    assert b is not None
+    assert (client.name_of(a.server_name), client.name_of(b.server_name)) == (b"a", b"b")
+    client.clear()
+    other.clear()
+    assert statements.text_bytes == len(b"select 1\0\0\0")
 
 
 def test_when_everything_is_outdated_nobody_finds_what_was_there_and_no_text_stays_counted() -> None:
