@@ -10,7 +10,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from pooler.relay import owed as o
-from pooler.relay.settling import copying, errored, renamed, reworded, skipped, tagged
+from pooler.relay.settling import copying, errored, refusal, renamed, reworded, skipped, tagged
 from pooler.wire.prepared import SERVER_NAME_PREFIX
 
 if TYPE_CHECKING:
@@ -255,9 +255,10 @@ def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bo
         return bool(owed) and type(owed.popleft()) is o.Closed
     if kind == ERROR:
         server.answered = True
+        refused = refusal(server) if server.refused else ()
         errored(server, data[at:end])
-        if server.refused:
-            return reworded(server, data[at:end])
+        if refused:
+            return reworded(server, data[at:end], refused)
     elif kind == STATUS:
         return server.reported(data[at + 5 : end])
     elif kind == SUSPENDED or kind == EMPTY:

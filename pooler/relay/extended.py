@@ -73,8 +73,11 @@ def _take_parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes
         pool.server_parses += 1
         server.owed.append(o.Parsed(_NOBODY, None, True))
         server.commits = True
+        server.owed[-1].refused = replaced is not None
         return replaced
     parse = _parse(client, server, message)
+    if replaced is not None and type(server.owed[-1]) is o.Parsed:
+        server.owed[-1].refused = True
     return replaced if parse is None else parse
 
 

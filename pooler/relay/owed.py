@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pooler.wire.prepared import Statement
 
+REFUSED: Final = 0  # a query instead of which one was sent that fails
 SYNC: Final = 1
 QUERY: Final = 2
 FUNCTION: Final = 3
@@ -33,9 +34,10 @@ class Parsed:
     else the pooler put it in. `named`:
     it is to have the pooler's name on the session; else it is the unnamed one, which was `before` to the
     client and is so again if this is skipped. `taken`: the name that it cannot have, as it is in use.
+    `refused`: a text that fails was sent instead of the client's.
     """
 
-    __slots__ = ("before", "forward", "name", "named", "statement", "taken")
+    __slots__ = ("before", "forward", "name", "named", "refused", "statement", "taken")
 
     def __init__(
         self, statement: Statement, name: bytes | None, forward: bool, named: bool = True,
@@ -44,6 +46,7 @@ class Parsed:
         self.statement = statement
         self.before = before
         self.taken = taken
+        self.refused = False
         self.named = named
         self.name = name
         self.forward = forward
@@ -104,7 +107,7 @@ def may_touch_unnamed(owed: Owed) -> bool:
         if entry == SYNC:
             return False
         if type(entry) is int:
-            if entry == QUERY or entry == FUNCTION or entry == CLOSE:
+            if entry == QUERY or entry == REFUSED or entry == FUNCTION or entry == CLOSE:
                 return True
         elif not entry.named if type(entry) is Parsed else entry.drops_unnamed:
             return True

@@ -154,7 +154,9 @@ def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
             server.write(data)
             return
         if client.pool.refuses and _is_refused(client, server, data[5:]):
-            data = query(UNSERVABLE)
+            _query_sent(client, server, data, o.REFUSED)
+            server.write(query(UNSERVABLE))
+            return
         server.residue |= client.pool.look(data[5:])
         if server.residue & SEQUENCES:
             forget_sequences(client, server, data, begins=not server.doubtful)
@@ -168,7 +170,7 @@ def _enter_query(client: ClientConn, server: ServerConn, text: bytes, *, whole: 
     server.residue |= client.pool.look(text) if whole else _look_first(client, text)
     if server.owed and COMMITS.search(client.last_sent):
         server.commits = True
-    _query_sent(client, server, text)
+    _query_sent(client, server, text, o.REFUSED if refused else o.QUERY)
     return refused
 
 
@@ -195,14 +197,14 @@ def _forgetting_query(client: ClientConn, server: ServerConn, message: bytes) ->
         before = stand_in(server)
         message = query(STAND_IN_TEXT)
     if _enter_query(client, server, text, whole=True):
-        message = query(UNSERVABLE)
+        return before + query(UNSERVABLE)
     server.owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it
     return before + message
 
 
-def _query_sent(client: ClientConn, server: ServerConn, text: bytes) -> None:
+def _query_sent(client: ClientConn, server: ServerConn, text: bytes, entry: int = o.QUERY) -> None:
     drop_unnamed(client, server)  # as every simple query does
-    server.owed.append(o.QUERY)
+    server.owed.append(entry)
     client.last_sent = text
 
 

@@ -41,13 +41,27 @@ def errored(server: ServerConn, message: bytes) -> None:
     server.note_fatal(message)
 
 
-def reworded(server: ServerConn, message: bytes) -> bool:
-    """An ErrorResponse while a text of ours was sent for one that is refused. True: the client hears ours."""
-    words = words_for(message, server.refused[0])
+def refusal(server: ServerConn) -> tuple[str, ...]:
+    """What was refused in what an error answers now; none if it answers anything else. What is skipped after
+    it has no answer any more."""
+    owed = server.owed
+    ours, count = False, 0
+    for at, entry in enumerate(owed):
+        is_refused = entry.refused if type(entry) is o.Parsed else entry == o.REFUSED
+        ours = ours or (is_refused and at == 0)
+        count += is_refused
+        if entry == o.SYNC or o.ends_by_itself(owed):
+            break
+    kinds = server.refused[:count]
+    del server.refused[:count]
+    return kinds[0] if ours else ()
+
+
+def reworded(server: ServerConn, message: bytes, refused: tuple[str, ...]) -> bool:
+    """An ErrorResponse to a text of ours, sent for one that is refused. True: the client hears our words."""
+    words = words_for(message, refused)
     if words is None:
-        server.refused.clear()
         return False
-    del server.refused[0]
     server.owed.appendleft(o.Told(words, b""))
     return True
 

@@ -142,8 +142,8 @@ class MiniServer:
             raise Failed("42P05", f'prepared statement "{name}" already exists')
         if not name:
             self.statements.pop("", None)
-        if text.startswith("bad"):
-            raise Failed("42601", "syntax error")
+        if text.startswith(("bad", "CREATE ASSERTION")):
+            raise Failed("42601" if text.startswith("bad") else "0A000", "syntax error")
         self.statements[name] = text
         self._out += message(b"1")
 
@@ -259,7 +259,7 @@ class MiniServer:
             if found is not None:
                 command(self, *found.groups())
                 return
-        raise Failed("42601", f"what is {text!r}")
+        raise Failed("0A000" if text.startswith("CREATE ASSERTION") else "42601", f"what is {text!r}")
 
     def _begin(self) -> None:
         self.status = "T"
