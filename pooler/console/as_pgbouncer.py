@@ -122,6 +122,8 @@ def reworded_login(error: PoolerError, auth_type: str) -> PoolerError:
     if isinstance(error, LoginRefused) and str(error).startswith("password authentication failed for user"):
         asked = "SASL" if auth_type == "scram-sha-256" else "password"
         return LoginRefused(f"{asked} authentication failed", error.code)
+    if auth_type != "hba" and str(error).startswith("no pg_hba.conf entry"):
+        return LoginRefused("SSL required", PROTOCOL_VIOLATION)
     for ours, theirs in _LOGINS:
         found = ours.fullmatch(str(error))
         if found is not None:
