@@ -309,7 +309,6 @@ def test_a_proof_that_is_none_and_an_answer_before_its_question_are_refused(
     assert client.receive().error().sqlstate == "08P01"
     early = raw(place.fleet.port)
     early.send(message(b"p", b"right\0") + hello)
-    assert early.receive().type == "E"
     assert early.is_closed()
 
 

@@ -102,12 +102,11 @@ def sent(client: RawClient, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [11, 12, 15, 276, 277, 1000])
-def test_a_cancel_request_of_an_impossible_length_is_refused_and_harms_nobody(
+def test_a_cancel_request_of_an_impossible_length_is_told_nothing_and_harms_nobody(
     fleet: RunningFleet, raw: OpenRaw, size: int
 ) -> None:
     client = raw(fleet.port)
     client.send(struct.pack("!ii", size, 80_877_102) + b"\0" * (size - 8))
-    assert client.receive().type == "E"
     assert client.is_closed()
     with psycopg.connect(fleet.dsn()) as other:
         assert other.execute("select 1").fetchall() == [(1,)]
