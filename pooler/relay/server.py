@@ -207,6 +207,8 @@ class ServerConn:
             self.parameters = client.parameters = self.parameters.adopt(client.parameters)
             client.proven = True
             client.fitted()
+            if not self.owed and not self.unsynced:  # all that came behind was the beginning of a message
+                self.unasked(client)
         elif not client.fitting:  # its messages went out behind
             self.give_up("a client's parameters could not be set")
         else:

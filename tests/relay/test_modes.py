@@ -131,3 +131,15 @@ def test_a_function_call_ends_a_group_as_a_query_does() -> None:
         assert w.say(one, close("P", "") + call) == "3 V Z:I"
         assert w.say(two, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+def test_half_a_message_behind_settings_holds_no_session() -> None:
+    with world() as w:
+        one, two = w.client(TimeZone="Asia/Tokyo"), w.client()
+        for client in (one, two):
+            assert w.say(client, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
+        whole = parse("select 3", "a") + SYNC
+        assert w.say(one, whole[:9]) == ""
+        assert w.say(two, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
+        assert w.say(one, whole[9:]) == "1 Z:I"
+        w.check_idle()
