@@ -149,7 +149,7 @@ class ServerConn:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self.lost(orderly=False)
+            self.reactor.at_end(self._take_last_word)
             return
         if sent < len(data):
             self.out += memoryview(data)[sent:]
@@ -173,7 +173,7 @@ class ServerConn:
         except BlockingIOError:
             return
         except OSError:
-            self.lost(orderly=False)
+            self.reactor.at_end(self._take_last_word)
             return
         del self.out[:sent]
         if not self.out:
@@ -225,6 +225,12 @@ class ServerConn:
         self.own_done = done
         self.statements.unnamed = None
         return b"".join(b"Q" + (len(q) + 5).to_bytes(4, "big") + q + b"\0" for q in queries)
+
+    def _take_last_word(self) -> None:
+        """It takes no more; but what it said before it went, a FATAL maybe, may be there still."""
+        if not self.closing and not self._paused:
+            self.on_event(READ)
+        self.lost(orderly=False)
 
     # ---- from the server
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pooler.demo.client import FLUSH, SYNC, bind, execute, parse, query
+from pooler.relay.reactor import IN
 from tests.relay.miniserver import MiniServer
 from tests.relay.scripts import COPY_DONE, copy_data, group
 from tests.relay.words import error
@@ -286,3 +287,19 @@ def test_a_client_whose_settings_end_every_session_is_told_so_and_not_tried_for_
         assert sum(session.mini.ended for session in w.sessions) == 4
         assert w.say(other, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+def test_the_servers_last_word_is_heard_though_a_send_to_it_fails_first() -> None:
+    with world() as w:
+        one = w.client()
+        assert w.say(one, query("begin")) == "C:BEGIN Z:T"
+        far = w.sessions[0].far
+        far.send(error("57P01", "terminating connection", "FATAL"))
+        far.close()
+        w.send(one, query("select 1"))
+        w._push(one)
+        one.conn.on_event(IN)
+        w.sessions[0].mini.ended = True
+        w.settle()
+        assert one.kinds == "E:57P01"
+        assert one.closed
