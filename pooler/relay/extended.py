@@ -216,11 +216,9 @@ def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
     """What is sent next drops the unnamed statement. If it is skipped after an error, that is there still."""
     server.statements.unnamed = None
     if client.statements is not None:
-        dropped = client.statements.get(b"")
-        if dropped is not None:
-            if server.owed:
-                server.owed.append(o.Told(b"", b"", dropped))
-            client.statements.close(b"")
+        if server.owed:  # what there is then to be dropped may yet be another
+            server.owed.append(o.Told(b"", b"", client.statements.get(b"")))
+        client.statements.close(b"")
 
 
 def stand_in(server: ServerConn) -> bytes:

@@ -132,7 +132,8 @@ def is_superseded(owed: Owed, skipped: Entry) -> bool:
             if not entry.named:
                 entry.before = before
             return True
-        if type(entry) is Told and entry.closed is not None and entry.name == skipped.name:
+        if type(entry) is Told and entry.name == skipped.name and (
+                entry.closed is not None if entry.name else not entry.answer and entry is not COPY_ENDED):
             entry.closed = before
             return True
     return False

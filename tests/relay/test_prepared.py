@@ -372,3 +372,13 @@ def test_what_drops_the_unnamed_statement_behind_a_skipped_one_drops_the_one_bef
         assert w.say(one, again) == "1 E:26000 Z:I"
         assert w.say(one, bind(()) + execute() + SYNC) == "2 D:1 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+def test_the_query_behind_a_skipped_one_drops_the_unnamed_statement() -> None:
+    with world() as w:
+        one = w.client()
+        assert w.say(one, parse("select 1") + SYNC) == "1 Z:I"
+        both = bind((), "nope") + query("select 2") + SYNC + query("select 3")
+        assert w.say(one, both) == "E:26000 Z:I T D:3 C:SELECT 1 Z:I"
+        assert w.say(one, bind(()) + execute() + SYNC) == "E:26000 Z:I"
+        w.check_idle()
