@@ -127,7 +127,8 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         server.owed.append(o.Parsed(_NOBODY, None, True, taken=name))
         return before + parse_message(Statement(STAND_IN, body))
     if server.statements.touch(statement):
-        if statement not in server.statements.young or not _may_be_missing(server, statement):
+        if server.status != FAILED and (  # there a server refuses most texts
+                statement not in server.statements.young or not _may_be_missing(server, statement)):
             server.owed.append(o.Told(o.PARSE_COMPLETE, name))
             return b""
         prepared.close(name)

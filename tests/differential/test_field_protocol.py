@@ -328,3 +328,10 @@ def test_half_a_request_holds_no_session(newest: Rig) -> None:
         assert other.query("select pg_backend_pid()") == pid
         leaver.abort()
         assert other.query("select pg_backend_pid()") == pid
+
+
+def test_a_parse_in_a_failed_block_is_refused_though_the_session_has_its_text(rig: Rig) -> None:
+    known = parse("select 1", "a") + parse("rollback", "r") + SYNC
+    again = [parse("select 1", "a") + SYNC, parse("rollback", "r") + SYNC, run("r"), run("a")]
+    closed = close("S", "a") + close("S", "r") + SYNC
+    same(rig, [known, closed, query("begin"), query("select 1/0"), *again])
