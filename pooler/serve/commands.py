@@ -23,6 +23,11 @@ def no_client(number: str) -> str:
     return f"no client has the id {number}: SHOW CLIENTS lists them"
 
 
+def _not_by_itself(database: str | None, *, suspended: bool) -> str:
+    how = "suspended" if suspended else "paused"
+    return f"database {database} cannot be resumed by itself: everything is {how}, say RESUME without a name"
+
+
 class Commands:
     """One worker's part of PAUSE, RESUME and the rest. Each holds when it returns, and waits for nobody: what
     PAUSE and WAIT_CLOSE wait for, the console asks after.
@@ -93,15 +98,19 @@ class Commands:
         """Nothing is to be done: the console waits."""
 
     async def _resume(self, database: str | None) -> None:
+        """One database does not go on by itself while everything is held: that is refused, but for who stands
+        for PgBouncer, which has it that this one is not paused besides."""
         registry = self._registry
+        held = database is not None and (registry.suspended or EVERY in registry.paused)
+        if held and not registry.settings.admin.as_pgbouncer:
+            raise LinkRefused("all_paused", _not_by_itself(database, suspended=registry.suspended))
         registry.paused -= {database} if database is not None else set(registry.paused)
         self._keep()
         if database is None:
             self.wake()
-        elif registry.suspended or EVERY in registry.paused:
-            return  # one database does not go on by itself
         for pool in registry.by_name(database):
-            pool.resume()
+            if not held:
+                pool.resume()
 
     async def _suspend(self, database: str | None) -> None:
         """Nothing is granted, and no byte passes: what clients and servers send stays with the kernel."""

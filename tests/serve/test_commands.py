@@ -13,18 +13,16 @@ import trio
 import trio.testing
 
 from coordinator.link import LinkRefused
-from pooler import settings_inert
 from pooler.console.commands import Act, Show, help_text, parse_commands
-from pooler.errors import FleetUnreachable, UsageFault
+from pooler.errors import FleetUnreachable
 from pooler.relay.reactor import Reactor
 from pooler.serve.client_numbers import COUNT_BITS, ClientNumbers
 from pooler.serve.commands import Commands
 from pooler.serve.config_rows import config_rows
 from pooler.serve.fleet_view import SUPERVISORS, FleetView, WaitEndedByResume
 from pooler.serve.registry import EVERY
-from pooler.serve.runtime_settings import with_setting
 from pooler.serve.standing import Standing, Stands
-from pooler.settings import PoolSettings, Settings
+from pooler.settings import Settings
 from pooler.supervise.run_dir import STANDING_FILE, RunDir
 
 POLICY = {"path": "p.yaml", "text": "", "database": "a/write"}
@@ -101,10 +99,35 @@ async def test_what_is_said_to_all_holds_for_names_that_come_later(tmp_path: Pat
     commands, registry = worker(tmp_path)
     await commands.run("pause", {})
     assert registry.paused == {EVERY}
-    await commands.run("resume", {"database": "a"})  # one does not go on by itself
-    assert all(pool.is_paused for pool in registry.pools.values())
     await commands.run("resume", {})
     assert not any(pool.is_paused for pool in registry.pools.values())
+
+
+@pytest.mark.parametrize(("held", "word"), [("pause", "paused"), ("suspend", "suspended")])
+async def test_a_resume_of_one_that_would_change_nothing_is_refused_and_says_what_to_do(
+    tmp_path: Path, held: str, word: str
+) -> None:
+    commands, registry = worker(tmp_path)
+    await commands.run("pause", {"database": "a"})
+    await commands.run(held, {})
+    before = set(registry.paused)
+    with pytest.raises(LinkRefused, match=f"everything is {word}, say RESUME without a name"):
+        await commands.run("resume", {"database": "a"})
+    assert registry.paused == before
+    assert all(pool.is_paused for pool in registry.pools.values())
+
+
+async def test_where_it_stands_for_pgbouncer_a_database_loses_its_own_pause_while_all_are_paused(
+    tmp_path: Path
+) -> None:
+    commands, registry = worker(tmp_path)
+    registry.settings = SETTINGS.model_copy(update={
+        "admin": SETTINGS.admin.model_copy(update={"as_pgbouncer": True})})
+    await commands.run("pause", {"database": "a"})
+    await commands.run("pause", {})
+    await commands.run("resume", {"database": "a"})
+    assert registry.paused == {EVERY}
+    assert all(pool.is_paused for pool in registry.pools.values())
 
 
 async def test_nothing_moves_while_suspended_and_everything_after(
@@ -176,23 +199,6 @@ async def test_what_cannot_be_set_is_refused_with_what_to_do(
     with pytest.raises(LinkRefused, match=says):
         await commands.run("set", {"key": key, "value": value})
     assert (registry.settings, registry.set_here) == (SETTINGS, {})
-
-
-def test_what_would_have_no_effect_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert with_setting(SETTINGS, "max_client_conn", "17").pool.max_client_conn == 17
-    monkeypatch.setattr(settings_inert, "INERT", {"pool.max_client_conn": None})
-    with pytest.raises(UsageFault, match=r"^max_client_conn has no effect"):
-        with_setting(SETTINGS, "max_client_conn", "17")
-
-
-@pytest.mark.parametrize(("key", "value", "held"), [
-    ("tcp_keepalive", "0", False), ("server_idle_timeout", "30", 30.0), ("pool_mode", "session", "session"),
-    ("ignore_startup_parameters", "extra_float_digits, options", ("extra_float_digits", "options")),
-])
-def test_values_are_read_as_pgbouncer_writes_them(key: str, value: str, held: object) -> None:
-    changed = with_setting(SETTINGS, key, value).pool
-    assert {field.alias or name: getattr(changed, name) for name, field in PoolSettings.model_fields.items()
-            }[key] == held
 
 
 def test_what_stands_is_forgotten_with_the_fleet(tmp_path: Path) -> None:
