@@ -15,6 +15,7 @@ from pooler.console.desk import Refused
 from pooler.console.manner import Manner
 from pooler.console.tables import COLUMNS, Rows, columns_for
 from pooler.errors import LoginRefused, NotServing, PoolerError, TooManyClients
+from pooler.net.server_auth import NO_ANSWER
 from pooler.wire.messages import Column
 
 PGBOUNCER: Final = "1.25.2"  # the version whose answers these are
@@ -115,7 +116,7 @@ _LOGINS: Final = (  # ours, and PgBouncer's text for it
 
 def reworded_login(error: PoolerError, auth_type: str) -> PoolerError:
     """What a client is told that is not let in: PgBouncer's text and code where it has one, else ours."""
-    if str(error).endswith("no stored secret gives it"):
+    if NO_ANSWER in str(error) and not getattr(error, "server_error", b""):
         return LoginRefused("server login failed: wrong password type", PROTOCOL_VIOLATION)
     if not isinstance(error, LoginRefused | NotServing | TooManyClients):
         return error  # the server's own words

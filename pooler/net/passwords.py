@@ -86,19 +86,22 @@ class PasswordDialogue:
 
     async def _cleartext(self, secret: Secret | None) -> Proof | None:
         password = await self.password()
-        if await self._fits(secret, password):
-            return Proof(secret=ServerSecret(plain=password))
-        newer = await self._known.ask_again()
-        if newer is not None and await self._fits(newer, password):
-            return Proof(secret=ServerSecret(plain=password))
-        return None
+        shown = await self._shown(secret, password)
+        if shown is None:
+            newer = await self._known.ask_again()
+            shown = None if newer is None else await self._shown(newer, password)
+        return None if shown is None else Proof(secret=shown)
 
-    async def _fits(self, secret: Secret | None, password: bytes) -> bool:
+    async def _shown(self, secret: Secret | None, password: bytes) -> ServerSecret | None:
+        """What a cleartext password lets us say, None if it does not fit. Its keys go with it: by them a
+        later SCRAM login is known to be by the same password."""
         if secret is None or secret.scram is None:
-            return auth.check_cleartext(secret, self._user, password)
+            fits = auth.check_cleartext(secret, self._user, password)
+            return ServerSecret(plain=password) if fits else None
         held = secret.scram
-        derived = await self._derive(password, held.salt, held.iterations)
-        return bool(password) and hmac.compare_digest(derived.stored_key, held.stored_key)
+        keys = await self._derive_keys(password, held.salt, held.iterations)
+        fits = bool(password) and hmac.compare_digest(keys.stored_key, held.stored_key)
+        return ServerSecret(plain=password, keys=keys) if fits else None
 
     async def _md5(self, secret: Secret | None) -> Proof | None:
         salt = secrets.token_bytes(4)
@@ -144,10 +147,14 @@ class PasswordDialogue:
         return verifier
 
     async def _derive(self, password: bytes, salt: bytes, iterations: int = 0) -> scram.Verifier:
-        self._has_derived = True
         iterations = iterations or self._known.iterations
+        keys = await self._derive_keys(password, salt, iterations)
+        return scram.Verifier(salt, iterations, keys.stored_key, keys.server_key)
+
+    async def _derive_keys(self, password: bytes, salt: bytes, iterations: int) -> scram.Keys:
+        self._has_derived = True
         return await trio.to_thread.run_sync(
-            scram.Verifier.derive, password, salt, iterations, abandon_on_cancel=True,
+            scram.Keys.derive, password, salt, iterations, abandon_on_cancel=True,
             limiter=DERIVATIONS_AT_ONCE)
 
     async def _take_body(self) -> bytes:

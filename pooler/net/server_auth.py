@@ -18,6 +18,7 @@ from pooler.wire import auth, messages, scram
 from pooler.wire.auth import ServerSecret
 from pooler.wire.frames import Frame
 
+NO_ANSWER = "cannot answer that"  # in each text of CannotAnswer for want of a fitting secret
 NextFrame = Callable[[RawSocket], Awaitable[Frame]]
 
 
@@ -71,12 +72,12 @@ class _Answers:
 
     def _held(self, answer: bytes | None, what: str) -> bytes:
         if answer is None:
-            raise CannotAnswer(f'server asks for {what} of user "{self._user}": no stored secret gives it')
+            raise CannotAnswer(f'server asks for {what} of user "{self._user}": {_why_not(self._secret)}')
         return answer
 
     async def _scram(self, offered: bytes) -> None:
         if self._secret.keys is None:
-            self._held(self._secret.plain, "a SCRAM proof")
+            self._held(self._secret.plain, "a SCRAM-SHA-256 proof")
         mechanism, exchange = self._chosen(offered.split(b"\0"))
         await self._sock.send_all(messages.sasl_initial_response(mechanism, exchange.first()))
         salt, iterations = exchange.challenge(await self._sasl_step(11))
@@ -110,3 +111,14 @@ class _Answers:
         if code != expected:
             raise ProtocolViolation("server left the SASL exchange")
         return data
+
+
+def _why_not(held: ServerSecret) -> str:
+    """What is known of the user, why that is no answer, and what would be one."""
+    if held.md5 is not None:
+        return (f"the md5 secret held of it {NO_ANSWER}; store its plain password instead, or, for a server "
+                "that asks for SCRAM-SHA-256, the very SCRAM secret that the server has in pg_authid")
+    if held.keys is not None:
+        return f"the SCRAM keys held of it {NO_ANSWER}; store its plain password instead"
+    return (f"nothing held of it {NO_ANSWER}; store its plain password, or let its clients log in by "
+            "SCRAM-SHA-256 with the very secret that the server has in pg_authid")

@@ -90,8 +90,8 @@ class Registry:
         key = PoolKey(name, user, service, forces_user or self.settings.database(name).user is None)
         pool = self.pools.get(key)
         secret = self.secret_for(name, secret, forces_user=key.forces_user)
-        if pool is not None and secret == ServerSecret():  # a login that shows none takes none away
-            secret = pool.plan.secret
+        if pool is not None:
+            secret = pool.plan.secret.followed_by(secret, pool.plan.user)
         plan = plan_for(self.settings, name, user, secret, service, forces_user=key.forces_user)
         if pool is None:
             pool = self.pools[key] = Pool(self.parts, plan)

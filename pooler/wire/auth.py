@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pooler.wire.messages import text
@@ -81,6 +81,19 @@ class ServerSecret:
     def of(cls, secret: Secret | None) -> ServerSecret:
         """What a stored secret alone allows (a verifier: nothing, until its client has logged in)."""
         return cls() if secret is None else cls(plain=secret.plain, md5=secret.md5)
+
+    def followed_by(self, newer: ServerSecret, user: str) -> ServerSecret:
+        """What is held of `user` after a login that showed `newer`. One that shows less of the same password,
+        or nothing, takes nothing away; another password takes the place of everything."""
+        if not (newer.plain or newer.md5 or newer.keys):
+            return newer if self == ServerSecret() else self
+        if newer.plain is not None:
+            return self if self.plain == newer.plain else newer
+        if newer.md5 is not None:
+            known = self.md5 if self.plain is None else md5_secret(self.plain, user)
+            return replace(self, md5=newer.md5) if known in (None, newer.md5) else newer
+        is_new = self.plain is None and self.keys is None
+        return replace(self, keys=newer.keys) if is_new or self.keys == newer.keys else newer
 
 
 def choose_method(auth_type: AuthType, secret: Secret | None, unknown: Method) -> Method:

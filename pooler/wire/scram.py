@@ -91,6 +91,16 @@ class Keys:
         """The two keys of a salted password."""
         return cls(_hmac(salted, b"Client Key"), _hmac(salted, b"Server Key"))
 
+    @classmethod
+    def derive(cls, password: bytes, salt: bytes, iterations: int) -> Keys:
+        """The keys of a password. Slow by design."""
+        return cls.from_salted(salted_password(password, salt, iterations))
+
+    @property
+    def stored_key(self) -> bytes:
+        """What a verifier has of the client's key."""
+        return hashlib.sha256(self.client_key).digest()
+
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
@@ -122,8 +132,8 @@ class Verifier:
     @classmethod
     def derive(cls, password: bytes, salt: bytes, iterations: int = ITERATIONS_DEFAULT) -> Verifier:
         """The verifier of a password. Slow by design."""
-        keys = Keys.from_salted(salted_password(password, salt, iterations))
-        return cls(salt, iterations, hashlib.sha256(keys.client_key).digest(), keys.server_key)
+        keys = Keys.derive(password, salt, iterations)
+        return cls(salt, iterations, keys.stored_key, keys.server_key)
 
     def secret(self) -> str:
         """The inverse of parse()."""

@@ -15,6 +15,7 @@ import yaml
 
 from pooler.demo.etcd import Etcd
 from pooler.demo.postgres import Role
+from pooler.wire.auth import md5_secret
 from tests.support.certificates import TLS_VERSION, Authority, give_tls
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database, MakeServer, make_database
@@ -148,3 +149,32 @@ def test_what_the_server_says_to_a_login_reaches_the_client_at_once(
     assert fleet.fleet.command("fleet", "reload").returncode == 0
     assert user_of(fleet.dsn(user=outdated, password="new")) == outdated  # without the pause's end
     assert user_of(fleet.dsn()) == database.user
+
+
+def test_a_login_by_trust_leaves_the_pool_the_password_that_another_login_has_shown(
+    make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd
+) -> None:
+    """The userlist's md5 secret is no answer to a server that asks for SCRAM; the password itself is."""
+    database, user = postgres_newest, f"hashed_{secrets.token_hex(4)}"
+    database.server.create_role(Role(user, "right"))
+    fleet = make_fleet(database, etcd, permits=4, workers=1, start=False, more={
+        "pool": {"pool_mode": "session"},
+        "auth": {"type": "hba", "hba_file": "hba.conf", "file": "userlist.txt"}})
+    folder = fleet.config.parent
+    config = yaml.safe_load(fleet.config.read_text())
+    config["fleet"]["unix_socket_dir"] = str(folder)
+    fleet.config.write_text(yaml.safe_dump(config, sort_keys=False))
+    (folder / "hba.conf").write_text("local all all trust\nhost all all all password\n")
+    with (folder / "userlist.txt").open("a") as userlist:
+        userlist.write(f'"{user}" "{md5_secret(b"right", user).decode()}"\n')
+    fleet.fleet.start()
+    trusted = fleet.dsn(host=str(folder), user=user, password="")
+    told = refusal(trusted)
+    assert "SCRAM-SHA-256" in told
+    assert "store its plain password instead" in told
+    shown = fleet.dsn(user=user, password="right")
+    with psycopg.connect(shown) as first:
+        assert first.execute("select 1").fetchone() == (1,)
+        with psycopg.connect(trusted) as second, psycopg.connect(trusted) as third:
+            for each in (second, third):
+                assert each.execute("select current_user").fetchone() == (user,)

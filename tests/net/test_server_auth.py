@@ -11,7 +11,7 @@ import trio
 from pooler.errors import LoginRefused
 from pooler.net.gate import Gate, GateRules, Proven
 from pooler.net.proxy_protocol import PeerAddress
-from pooler.net.server_auth import CannotAnswer, authenticate
+from pooler.net.server_auth import NO_ANSWER, CannotAnswer, authenticate
 from pooler.net.stream import RawSocket
 from pooler.net.tls import TlsFacts
 from pooler.wire.auth import AuthType, Secret, ServerSecret, md5_secret
@@ -85,16 +85,19 @@ async def test_what_is_held_logs_in_wherever_it_can(kind: AuthType, secret: Serv
     assert proven is not None
 
 
-@pytest.mark.parametrize(("kind", "secret", "what"), [
-    (AuthType.PASSWORD, HASHED, "the password"), (AuthType.PASSWORD, KEYS, "the password"),
-    (AuthType.MD5, KEYS, "an MD5 password"), (AuthType.SCRAM, HASHED, "a SCRAM proof"),
-    (AuthType.SCRAM, ServerSecret(), "a SCRAM proof")])
-async def test_what_is_not_held_is_said_and_no_password_is_guessed(
-    kind: AuthType, secret: ServerSecret, what: str
+@pytest.mark.parametrize(("kind", "secret", "what", "held", "cure"), [
+    (AuthType.PASSWORD, HASHED, "the password", "the md5 secret", "store its plain password"),
+    (AuthType.PASSWORD, KEYS, "the password", "the SCRAM keys", "store its plain password"),
+    (AuthType.MD5, KEYS, "an MD5 password", "the SCRAM keys", "store its plain password"),
+    (AuthType.SCRAM, HASHED, "a SCRAM-SHA-256 proof", "the md5 secret", "the very SCRAM secret"),
+    (AuthType.SCRAM, ServerSecret(), "a SCRAM-SHA-256 proof", "nothing", "store its plain password")])
+async def test_what_is_not_held_is_said_with_the_reason_and_the_cure_and_no_password_is_guessed(
+    kind: AuthType, secret: ServerSecret, what: str, held: str, cure: str
 ) -> None:
     _, failure = await log_in(secret, kind)
     assert isinstance(failure, CannotAnswer)
-    assert f'server asks for {what} of user "ann"' in str(failure)
+    assert f'server asks for {what} of user "ann": {held} held of it {NO_ANSWER}; ' in str(failure)
+    assert cure in str(failure)
 
 
 @pytest.mark.parametrize("secret", [PLAIN, KEYS])

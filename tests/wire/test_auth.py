@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 from pooler.wire import auth
-from pooler.wire.auth import AuthType, Method, Secret, ServerSecret
-from pooler.wire.scram import Verifier
+from pooler.wire.auth import AuthType, Method, Secret, ServerSecret, md5_secret
+from pooler.wire.scram import Keys, Verifier
 
 VERIFIER = Verifier.derive(b"pw", b"saltsaltsalt")
 PLAIN = Secret(plain=b"pw")
@@ -79,3 +79,38 @@ def test_cleartext_fits_every_stored_form(secret: Secret) -> None:
 def test_an_empty_password_never_fits() -> None:
     assert not auth.check_cleartext(Secret(plain=b""), "ann", b"")
     assert not auth.check_cleartext(None, "ann", b"x")
+
+
+KEYS, OTHER_KEYS = (Keys.derive(password, b"salt", 4096) for password in (b"pw", b"other"))
+HELD = ServerSecret
+HASH, OTHER_HASH = (md5_secret(password, "ann") for password in (b"pw", b"other"))
+
+
+@pytest.mark.parametrize(("before", "shown", "after"), [
+    (HELD(), HELD(plain=b"pw"), HELD(plain=b"pw")),
+    (HELD(plain=b"pw"), HELD(), HELD(plain=b"pw")),
+    (HELD(plain=b"pw"), HELD(plain=b""), HELD(plain=b"pw")),
+    (HELD(md5=HASH), HELD(plain=b""), HELD(md5=HASH)),
+    (HELD(plain=b""), HELD(plain=b"pw"), HELD(plain=b"pw")),
+    (HELD(plain=b"pw"), HELD(md5=HASH), HELD(plain=b"pw", md5=HASH)),
+    (HELD(plain=b"pw", keys=KEYS), HELD(md5=HASH), HELD(plain=b"pw", md5=HASH, keys=KEYS)),
+    (HELD(plain=b"pw", keys=KEYS), HELD(keys=KEYS), HELD(plain=b"pw", keys=KEYS)),
+    (HELD(plain=b"pw", keys=KEYS), HELD(plain=b"pw"), HELD(plain=b"pw", keys=KEYS)),
+    (HELD(keys=KEYS), HELD(md5=HASH), HELD(md5=HASH, keys=KEYS)),
+    (HELD(md5=HASH), HELD(keys=KEYS), HELD(md5=HASH, keys=KEYS)),
+    (HELD(md5=HASH), HELD(plain=b"pw"), HELD(plain=b"pw")),
+])
+def test_a_login_that_shows_less_of_a_password_takes_nothing_away(
+    before: ServerSecret, shown: ServerSecret, after: ServerSecret
+) -> None:
+    """One by trust, and one by MD5 where another was by the password itself."""
+    assert before.followed_by(shown, "ann") == after
+
+
+@pytest.mark.parametrize("shown", [HELD(plain=b"other"), HELD(md5=OTHER_HASH), HELD(keys=OTHER_KEYS)])
+@pytest.mark.parametrize("before", [
+    HELD(plain=b"pw"), HELD(plain=b"pw", keys=KEYS), HELD(plain=b"pw", md5=HASH)])
+def test_another_password_takes_the_place_of_all_that_was_held(
+    before: ServerSecret, shown: ServerSecret
+) -> None:
+    assert before.followed_by(shown, "ann") == shown
