@@ -32,5 +32,5 @@ class Holder(Protocol):
     async def show(self, what: str) -> list[Any]:
         """This worker's rows of a SHOW."""
 
-    async def command(self, name: str, args: dict[str, Any]) -> None:
-        """This worker's part of a console command."""
+    async def command(self, name: str, args: dict[str, Any]) -> list[str]:
+        """This worker's part of a console command; what is to be told of it."""

@@ -386,8 +386,7 @@ class Permits:
         return {"rows": await self._holder.show(args["what"])}
 
     async def _on_command(self, args: Args) -> Args:
-        await self._holder.command(args["name"], args["args"])
-        return {}
+        return {"notices": await self._holder.command(args["name"], args["args"])}
 
 
 def _permit(raw: list[Any]) -> Permit:

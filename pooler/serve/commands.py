@@ -11,9 +11,11 @@ from coordinator.link import LinkRefused
 from pooler.errors import UsageFault
 from pooler.observe.events import Event
 from pooler.serve.registry import EVERY, Registry
-from pooler.serve.runtime_settings import with_setting
+from pooler.serve.runtime_settings import TLS_KEYS, with_setting
 from pooler.serve.standing import Standing, Stands
 from pooler.settings import Settings
+
+TLS_WAITS = "TLS settings could not be applied, still using old configuration"  # PgBouncer's words
 
 log = structlog.get_logger()
 
@@ -51,13 +53,13 @@ class Commands:
         """What `run` knows."""
         return frozenset((*self._actions, *self._special))
 
-    async def run(self, name: str, args: dict[str, Any]) -> None:
+    async def run(self, name: str, args: dict[str, Any]) -> list[str]:
         """Carry out `name` on args["database"] (None: all), KILL_CLIENT on args["client"], SET args["key"] to
-        args["value"]. Raises LinkRefused with the reason."""
+        args["value"] → what the administrator must know although it was done. Raises LinkRefused with the
+        reason."""
         special = self._special.get(name.lower())
         if special is not None:
-            special(args)
-            return
+            return special(args)
         database = args.get("database")
         if database is not None and not self._is_known(database):
             raise LinkRefused("no_database", f"no such database: {database}")
@@ -65,6 +67,7 @@ class Commands:
         if action is None:
             raise LinkRefused("no_command", f"a worker knows no command {name}")
         await action(database)
+        return []
 
     def _is_known(self, database: str) -> bool:
         """An entry, or a name that the entry for any name has served."""
@@ -156,29 +159,36 @@ class Commands:
             if database in (None, replication.plan.name):
                 replication.break_off("57P01", "database killed by an administrator")
 
-    def _set(self, args: dict[str, Any]) -> None:
+    def _set(self, args: dict[str, Any]) -> list[str]:
         try:
-            self._change(str(args["key"]), str(args["value"]))
+            notices = self._change(str(args["key"]), str(args["value"]))
         except UsageFault as fault:
             raise LinkRefused("no_setting", str(fault)) from None
         self._keep()
+        return notices
 
-    def _change(self, key: str, value: str) -> None:
-        """Raises UsageFault."""
+    def _change(self, key: str, value: str) -> list[str]:
+        """Settings of TLS hold one by one, though they are of use only together: until they are, those of
+        before serve, which is told. Raises UsageFault."""
         before = self._registry.settings
-        problems = self._take_settings(with_setting(before, key, value))
-        if problems:
-            self._take_settings(before)
-            raise UsageFault("; ".join(problems))
+        changed = with_setting(before, key, value)
+        problems = self._take_settings(changed)
+        if problems and key not in TLS_KEYS:
+            caused = [each for each in problems if each not in self._take_settings(before)]
+            if caused:
+                raise UsageFault("; ".join(caused))
+            self._take_settings(changed)
         self._registry.set_here[key] = value
+        return [f"{TLS_WAITS}\n{'; '.join(problems)}"] if problems and key in TLS_KEYS else []
 
-    def _kill_client(self, args: dict[str, Any]) -> None:
+    def _kill_client(self, args: dict[str, Any]) -> list[str]:
         number = str(args.get("client"))
         is_number = number.isascii() and number.isdigit() and len(number) <= 10
         client = self._registry.numbers.find(int(number)) if is_number else None
         if client is None:
             raise LinkRefused("no_client", no_client(number))
         client.break_off("57P01", "connection ended by an administrator")
+        return []
 
     def _keep(self) -> None:
         registry = self._registry

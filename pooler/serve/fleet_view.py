@@ -94,7 +94,8 @@ class FleetView:
             failed = {worker: why for worker, why in failed.items() if why != elsewhere}
         if name in WAITING and not failed:
             await self._wait(name, args.get("database"), done)
-        return CommandResult(done=done, failed=failed)
+        said = [text for answer in answers for text in (answer.get("value") or {}).get("notices") or ()]
+        return CommandResult(done=done, failed=failed, notices=tuple(dict.fromkeys(said)))
 
     async def _wait(self, name: str, database: str | None, workers: list[str]) -> None:
         """Ask again until it is so; a worker may be out of reach for a moment."""

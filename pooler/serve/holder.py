@@ -27,7 +27,7 @@ class WorkerHolder:
     def __init__(self) -> None:
         self.registry: Registry | None = None
         self.show_rows: Callable[[str], list[Any]] | None = None
-        self.run_command: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None
+        self.run_command: Callable[[str, dict[str, Any]], Awaitable[list[str]]] | None = None
         self.epoch_heard: Callable[[LedgerView], None] | None = None
         self._turns: Turns | None = None
         self._limit = trio.CapacityLimiter(CANCELS_AT_ONCE)
@@ -112,10 +112,10 @@ class WorkerHolder:
         assert self.show_rows is not None
         return self.show_rows(what)
 
-    async def command(self, name: str, args: dict[str, Any]) -> None:
-        """This worker's part of a console command."""
+    async def command(self, name: str, args: dict[str, Any]) -> list[str]:
+        """This worker's part of a console command; what is to be told of it."""
         assert self.run_command is not None
-        await self.run_command(name, args)
+        return await self.run_command(name, args)
 
     @property
     def _registry(self) -> Registry:

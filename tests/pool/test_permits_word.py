@@ -196,7 +196,7 @@ async def test_the_coordinator_s_requests_reach_the_worker(tmp_path: Path, autoj
         assert w.holder.shed_for == [(DB, "orders", "app", 2)]
         assert await link.call("cancel", key=b"12345678") == {}
         assert await link.call("show", what="pools") == {"rows": [["pools", 1]]}
-        assert await link.call("command", name="pause", args={}) == {}
+        assert await link.call("command", name="pause", args={}) == {"notices": []}
         assert w.holder.cancelled == [b"12345678", b"pause"]
 
 

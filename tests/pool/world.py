@@ -55,8 +55,9 @@ class FakeHolder:
             raise ValueError(what)
         return [[what, 1]]
 
-    async def command(self, name: str, args: dict[str, Any]) -> None:
+    async def command(self, name: str, args: dict[str, Any]) -> list[str]:
         self.cancelled.append(name.encode())
+        return []
 
 
 @dataclass
