@@ -16,6 +16,7 @@ import msgpack
 import yaml
 
 from coordinator.session_table import DATABASE_BYTES_MAX
+from coordinator.yaml_faults import yaml_fault
 
 SCHEMA_NAME = "dbAdmissionPolicy.v1"
 FAIRNESS = ("weighted-deficit-v2",)
@@ -130,7 +131,7 @@ def load_policy(text: str) -> tuple[Policy, dict[str, Any]]:
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as fault:
-        raise PolicyRefused([f"not YAML: {' '.join(str(fault).split())}"]) from None
+        raise PolicyRefused([f"it is not YAML: {yaml_fault(fault)}"]) from None
     if not isinstance(document, dict):
         raise PolicyRefused(["not a map of fields"])
     return parse_policy(document), document

@@ -7,7 +7,6 @@ data plane that talks to etcd.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from coordinator.events import Event
 from coordinator.ledger.invariants import UNFOUNDED_TAG
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded
+from coordinator.logs import set_up_logging
 from coordinator.opening import make_reaper, open_store
 from coordinator.parts import Coordinator
 from coordinator.policy_difference import policy_differences
@@ -75,6 +75,7 @@ class Service:
             nursery.start_soon(self._stop_on_signal)
             try:
                 spec = self._spec = CoordinatorSpec.parse(await link.call("spec"))
+                set_up_logging(spec.log.format, spec.log.level)
                 await self._serve(spec, link)
             except (SpecFault, EtcdMissing, MemoryUnreadable, LinkRefused) as fault:
                 _log.error(Event.SOMETHING_FAILED, why=str(fault))
@@ -146,10 +147,11 @@ class Service:
         on meanwhile, and what is new is served when this answers."""
         assert self._link is not None
         fresh = CoordinatorSpec.parse(await self._link.call("spec"))
+        set_up_logging(fresh.log.format, fresh.log.level)
         before, self._spec = self._spec, fresh
         views = self._coordinator.views.views if self._coordinator is not None else {}
         active = {db: view.policy for db, view in views.items()}
-        if before is not None and fresh != before:
+        if before is not None and fresh != (before := replace(before, log=fresh.log)):
             _log.info(Event.COORDINATOR_STARTS_ANEW)
             if fresh != replace(before, databases=fresh.databases):
                 self._end()
@@ -185,28 +187,13 @@ def _stream(fd: int) -> trio.SocketStream:
     return trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=fd)))
 
 
-def configure_logs() -> None:
-    """JSON lines on standard output, as the rest of the fleet."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
-    )
-    structlog.contextvars.bind_contextvars(process="coordinator")
-
-
 def main() -> int:
     """`python -m coordinator.service --link-fd N`."""
     parser = argparse.ArgumentParser(prog="python -m coordinator.service", description=__doc__)
     parser.add_argument("--link-fd", type=int, required=True, help="descriptor of the supervisor's link")
     arguments = parser.parse_args()
-    configure_logs()
+    set_up_logging()
+    structlog.contextvars.bind_contextvars(process="coordinator")
     return trio.run(Service().run, arguments.link_fd)
 
 

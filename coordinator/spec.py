@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 
 class SpecFault(Exception):
@@ -73,6 +73,18 @@ class EtcdSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSpec:
+    """How lines of the log are written, and from which level on."""
+
+    format: Literal["json", "console"] = "json"
+    level: str = "info"
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        return cls(values.get("format") or "json", values.get("level") or "info")
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorSpec:
     """Everything the coordinator of one host needs to know."""
 
@@ -91,6 +103,7 @@ class CoordinatorSpec:
     unknown_terminate_after_seconds: float = 60.0
     orphan_connect_grace_seconds: float = 120.0
     node_identity: str = "node"  # or "provider"
+    log: LogSpec = LogSpec()
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -106,6 +119,7 @@ class CoordinatorSpec:
                 unknown_terminate_after_seconds=float(values.get("unknown_terminate_after_seconds") or 60.0),
                 orphan_connect_grace_seconds=float(values.get("orphan_connect_grace_seconds", 120.0)),
                 node_identity=values.get("node_identity") or "node",
+                log=LogSpec.parse(values.get("log") or {}),
             )
         except KeyError as missing:
             raise SpecFault(f"the coordinator's specification lacks {missing.args[0]!r}") from None

@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from coordinator.yaml_faults import yaml_fault
 from pooler.errors import UsageFault
 from pooler.net.tls_context import certificate_warnings
 from pooler.settings_checks import faults_across
@@ -26,7 +27,6 @@ from pooler.settings_host import host_name, machine_id
 from pooler.settings_inert import inert_settings
 from pooler.settings_models import Settings
 from pooler.settings_tls import ServerTlsSettings
-from pooler.settings_units import yaml_fault
 
 CONFIG_PLACES = (Path("pooler.yaml"), Path("/etc/pooler/pooler.yaml"))
 _NUMBER_LIMITS = {
@@ -143,6 +143,7 @@ def coordinator_spec(settings: Settings) -> dict[str, Any]:
         "unknown_terminate_after_seconds": settings.failover.unknown_terminate_after_seconds,
         "orphan_connect_grace_seconds": settings.failover.orphan_connect_grace_seconds,
         "node_identity": settings.failover.node_identity,
+        "log": {"format": settings.log.format, "level": settings.log.level},
     }
 
 

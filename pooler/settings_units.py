@@ -18,31 +18,14 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BeforeValidator, SecretStr, ValidationInfo
 
+from coordinator.yaml_faults import yaml_fault
+
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "kib": 1 << 10, "mb": 1 << 20, "mib": 1 << 20, "gb": 1 << 30,
                "gib": 1 << 30}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _SECRET_BYTES_MAX = 65_536
 UNIX_PATH_BYTES_MAX = 107  # sun_path of Linux less its closing zero
-
-_YAML_HINTS = (  # the parser's words, and what mostly is the cause of them
-    (r"expected <block end>", "indent it as its neighbours are"),
-    (r"mapping values are not allowed", 'indent it as its neighbours are, and quote a text with ": " in it'),
-    (r"found character '\\t'", "indent with spaces, not tabs"),
-    (r"expected ',' or '[\]}]'", "a [ or { is not closed, or a comma is missing"),
-    (r"could not find expected ':'", 'write "key: value", with a space behind the colon'),
-    (r"found character '[@`%]'", "quote the text"),
-)
-
-
-def yaml_fault(fault: Exception) -> str:
-    """Where a text is not YAML, why, and what to do. Its lines are not shown: they may hold secrets."""
-    mark: yaml.Mark | None = getattr(fault, "problem_mark", None)
-    if not isinstance(fault, yaml.MarkedYAMLError) or mark is None:
-        return " ".join(str(fault).replace('in "<unicode string>", ', "").split())
-    why = " ".join(str(fault.problem or fault.context or "cannot be read").split())
-    hint = next((hint for words, hint in _YAML_HINTS if re.search(words, why)), "")
-    return f"line {mark.line + 1}, column {mark.column + 1}: {why}" + (f": {hint}" if hint else "")
 
 
 def parse_duration_seconds(value: object) -> float:

@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from coordinator.link import Args, Link, LinkLost
+from coordinator.logs import set_up_logging
 from coordinator.session_table import SessionTable
 from pooler.errors import PoolerError
 from pooler.net.client_count import ClientCount
@@ -33,7 +34,6 @@ from pooler.net.proxy_protocol import PeerAddress, requires_header
 from pooler.net.stream import KeepAlive
 from pooler.observe.events import Event
 from pooler.observe.http import serve_http
-from pooler.observe.log import set_up_logging
 from pooler.pool import janitor
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity

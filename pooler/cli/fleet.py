@@ -39,8 +39,8 @@ def run(config: ConfigOption = None) -> None:
     import structlog
     import trio
 
+    from coordinator.logs import set_up_logging
     from pooler.cli.named_files import file_faults
-    from pooler.observe.log import set_up_logging
     from pooler.settings import ConfigFaults, find_config, load, warnings_of
     from pooler.supervisor import Supervisor
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from coordinator.logs import set_up_logging
 from pooler.dropin.bouncer import BouncerSupervisor
 from pooler.dropin.logpump import LogPump
 from pooler.dropin.pidfile import CannotStart, check_pidfile, is_answered, remove_pidfile, write_pidfile
@@ -26,7 +27,6 @@ from pooler.dropin.takeover import Predecessor
 from pooler.dropin.words import of_the_ini
 from pooler.errors import UsageFault
 from pooler.net.userlist import read_userlist
-from pooler.observe.log import set_up_logging
 from pooler.settings import Settings, load
 
 log = structlog.get_logger()

@@ -56,6 +56,12 @@ def test_a_ledgers_name_fits_the_session_tables(name: str, fits: bool) -> None:
             load_policy(text)
 
 
+def test_a_text_that_is_no_yaml_is_refused_by_line_with_the_cure() -> None:
+    told = "it is not YAML: line 3, column 1: .*: indent with spaces, not tabs"
+    with pytest.raises(PolicyRefused, match=told):
+        load_policy("schema: dbAdmissionPolicy.v1\ntenants:\n\ta: {}\n")
+
+
 def test_every_fault_is_named_at_once_with_its_path() -> None:
     with pytest.raises(PolicyRefused) as refused:
         load_policy(

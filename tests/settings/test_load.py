@@ -190,6 +190,7 @@ def test_the_coordinator_is_told_everything_it_needs(folder: Path) -> None:
         "run_dir",
         "socket",
         "lease_ttl_seconds",
+        "log",
         "etcd",
         "http_fd",
         "databases",

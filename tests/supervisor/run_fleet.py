@@ -9,8 +9,8 @@ from pathlib import Path
 
 import trio
 
+from coordinator.logs import set_up_logging
 from pooler.errors import PoolerError
-from pooler.observe.log import set_up_logging
 from pooler.settings import load
 from pooler.supervise import backoff
 from pooler.supervisor import Supervisor

@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+import trio
 
+from coordinator.logs import set_up_logging, without_passwords
+from pooler.demo.etcd import Etcd
 from pooler.observe.events import Event
-from pooler.observe.log import set_up_logging, without_passwords
+from tests.coordinator.parts import coordinator, log_events, make_spec
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +90,24 @@ def test_the_console_form_writes_one_line_an_event(stream: io.StringIO) -> None:
     set_up_logging(stream=stream, form="console")
     structlog.get_logger().info("x", reason="a\nb")
     assert len(stream.getvalue().splitlines()) == 1
+
+
+@pytest.mark.etcd
+async def test_the_coordinator_logs_in_the_form_and_from_the_level_that_the_config_says_also_after_a_reload(
+    tmp_path: Path, etcd: Etcd, etcd_prefix: str
+) -> None:
+    spec = make_spec(tmp_path, hosts=["127.0.0.1:1"], endpoints=list(etcd.endpoints), prefix=etcd_prefix)
+    spec["log"] = {"format": "console", "level": "warning"}
+    written = tmp_path / "coordinator.log"
+    async with coordinator(spec) as supervisor:
+        await supervisor.serving()
+        assert "coordinator_started" not in written.read_text()
+        assert log_events(tmp_path) == []
+        spec["log"] = {"format": "json", "level": "info"}
+        await supervisor.link.call("reload")
+        supervisor.process.terminate()
+        with trio.fail_after(10):
+            await trio.to_thread.run_sync(supervisor.process.wait)
+        events = [line["event"] for line in log_events(tmp_path)]
+        assert "coordinator_stopping" in events
+        assert "coordinator_starts_anew" not in events  # nobody was disturbed for it
