@@ -6,7 +6,7 @@ again before a moment has passed. Whoever asks gets an answer that is newer than
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import trio
 
@@ -34,6 +34,18 @@ class Ordinals:
 
         Raises StoreUnavailable, StoreUnknown.
         """
+        return (await self._now()).get(ordinal)
+
+    async def other_hosts(self, own: Collection[int]) -> list[str]:
+        """host:port where every host takes cancel requests, but for that of the workers with these ordinals.
+
+        Raises StoreUnavailable, StoreUnknown.
+        """
+        found = await self._now()
+        mine = {found.get(ordinal) for ordinal in own}
+        return sorted({address for address in found.values() if address and address not in mine})
+
+    async def _now(self) -> Mapping[int, str]:
         asked = self._begun
         async with self._lock:
             if self._good <= asked:  # else a read that was answered began after we had asked
@@ -41,7 +53,7 @@ class Ordinals:
                 self._begun = number = self._begun + 1
                 self._found = await self._read()
                 self._good = number
-        return self._found.get(ordinal)
+        return self._found
 
     async def _pause(self) -> None:
         with trio.move_on_at(self._read_at + PAUSE_SECONDS):

@@ -6,6 +6,7 @@ about the worker behind it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
@@ -115,8 +116,8 @@ class _Peer:
         self._greeted = trio.Event()
         operations: tuple[Handler, ...] = (
             self.hello, self.heartbeat, self.reserve, self.void, self.connecting, self.open, self.closing,
-            self.release, self.unknown, self.reassert, self.epoch_ack, self.cancel, self.fleet,
-            self.ledger_rows,
+            self.release, self.unknown, self.reassert, self.epoch_ack, self.cancel, self.cancel_any,
+            self.fleet, self.ledger_rows,
         )
         self._link = Link(stream, {name_of(each): guarded(each) for each in operations})
 
@@ -301,6 +302,21 @@ class _Peer:
             raise LinkRefused("unknown_ordinal", f"no worker with ordinal {ordinal} can be reached")
         return {"address": address}
 
+    async def cancel_any(self, args: Args) -> Args:
+        """A cancel key that says nothing of its worker: every other worker of this host has a look."""
+        own, server = self._worker(), self._server
+        locals_ = tuple(server.registry.workers.values())
+        addresses: list[str] = []
+        with trio.move_on_after(ASK_WORKER_TIMEOUT_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for local in locals_:
+                    if local is not own and local.link is not None:
+                        nursery.start_soon(_offer, local.link, args["key"])
+                if args["to_hosts"]:
+                    with suppress(StoreUnavailable, StoreUnknown):
+                        addresses = await server.ordinals.other_hosts({each.ordinal for each in locals_})
+        return {"addresses": addresses}
+
     async def fleet(self, args: Args) -> Args:
         """Asks every worker of the fleet, each within a time limit."""
         answers: list[Args] = []
@@ -330,6 +346,11 @@ def _notify(link: Link, op: str, **args: Any) -> None:
         link.notify(op, **args)
     except LinkLost:
         return  # it does not read: its link ends by itself
+
+
+async def _offer(link: Link, key: bytes) -> None:
+    with suppress(LinkRefused, LinkLost):
+        await link.call("cancel", key=key)
 
 
 async def _ask(local: Local, link: Link, op: str, args: Args, answers: list[Args]) -> None:

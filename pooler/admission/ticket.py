@@ -56,7 +56,7 @@ class Ticket:
     instead. Both are called synchronously by whoever decides.
     """
 
-    __slots__ = ("deadline", "granted", "holder", "queued_at", "refused", "session", "state")
+    __slots__ = ("deadline", "granted", "holder", "promised", "queued_at", "refused", "session", "state")
 
     def __init__(
         self, granted: Callable[[Any], None], refused: Callable[[Exception], None], holder: Any = None
@@ -65,6 +65,7 @@ class Ticket:
         self.refused = refused
         self.holder = holder
         self.session: Any = None
+        self.promised: Any = None  # the session that its holder was told of: it gets that if it can be had
         self.queued_at = 0.0
         self.deadline = float("inf")
         self.state = TicketState.REQUEST_RELEASED

@@ -38,6 +38,7 @@ class FleetPlan:
     workers: int = 2
     permits: int = 10
     admin_reserve: int = 1
+    service_mode: str = "transaction"
     more: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
     tenants: tuple[Mapping[str, Any], ...] = ()
@@ -97,7 +98,7 @@ class Fleet:
             "fleet": {"name": plan.name, "workers": plan.workers, "listen": f"127.0.0.1:{ports.listen}",
                       "run_dir": str(self.run_dir), "proxy_protocol_from": ["127.0.0.1"]},
             "services": {"primary": {"worker_ports": ports.primary, "database_role": "write",
-                                     "pool_mode": "transaction", "haproxy_port": ports.haproxy}},
+                                     "pool_mode": plan.service_mode, "haproxy_port": ports.haproxy}},
             "etcd": {"endpoints": list(plan.etcd)} if plan.etcd else {"embedded": True},
             "databases": {plan.dbname: database},
             "auth": {"type": "scram-sha-256", "file": "userlist.txt"},

@@ -3,6 +3,9 @@
 Pure: no tasks, sockets or clock; every call is one decision and returns what is to be done. A session is
 IDLE in `idle`, ACTIVE in `active`, or not in the core at all (being opened, closed). Waiting tickets are
 served first come, first served; a ticket that ended leaves the queue at once: its holder may start it anew.
+
+An idle session may be promised to a client that was told of it and has not asked for anything. Nothing is
+held for it: who else asks gets that session if there is no other.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ class Session(Protocol):
     expires_at: float
     idle_since: float
     generation: int
+    promised: bool
 
 
 S = TypeVar("S", bound=Session)
@@ -50,6 +54,7 @@ class PoolCore(Generic[S]):
         "epoch",
         "generation",
         "idle",
+        "logins",
         "opening",
         "opening_max",
         "paused",
@@ -65,6 +70,7 @@ class PoolCore(Generic[S]):
         self.idle: list[S] = []
         self.active: set[S] = set()
         self.waiting: OrderedDict[Ticket, None] = OrderedDict()
+        self.logins = 0  # clients at their login that want to be told of a session, and there is none
         self.opening = 0
         self.closing = 0
         self.epoch = 0
@@ -88,6 +94,8 @@ class PoolCore(Generic[S]):
 
     def request(self, ticket: Ticket) -> S | None:
         """Bind an idle session to a started ticket, or queue it. Latest returned first."""
+        if ticket.promised is not None:
+            self._bring_forward(ticket)
         if (self.idle and not self.waiting and self.serving and not self.paused
                 and ticket.queued_at - self.idle[-1].idle_since < self.check_after):
             session = self.idle.pop()
@@ -96,6 +104,30 @@ class PoolCore(Generic[S]):
             return session
         self.waiting[ticket] = None
         return None
+
+    def promise(self) -> S | None:
+        """An idle session that is promised to nobody, for the client that is told of it: the caller sets its
+        ticket's `promised`, or `break_promise`s. It is the last to be given to others."""
+        if self.waiting or self.blocked:
+            return None
+        session = next((each for each in reversed(self.idle) if not each.promised), None)
+        if session is not None:
+            session.promised = True
+            self.idle.remove(session)
+            self.idle.insert(0, session)
+        return session
+
+    def break_promise(self, session: S) -> None:
+        """Nobody relies on having been told of it."""
+        session.promised = False
+
+    def _bring_forward(self, ticket: Ticket) -> None:
+        """What it was promised is the next to be given, or, where it is not idle, forgotten."""
+        session, ticket.promised = ticket.promised, None
+        self.break_promise(session)
+        if session in self.idle:
+            self.idle.remove(session)
+            self.idle.append(session)
 
     def withdraw(self, ticket: Ticket, state: TicketState) -> bool:
         """End a waiting ticket. False if it was granted (or ended) already: then its session is in use."""
@@ -152,7 +184,7 @@ class PoolCore(Generic[S]):
 
     def openings_wanted(self) -> int:
         """How many more sessions to start opening now; the caller counts them in `opening`."""
-        wanted = min(len(self.waiting) - len(self.checking), self.opening_max) - self.opening
+        wanted = min(len(self.waiting) - len(self.checking) + self.logins, self.opening_max) - self.opening
         if wanted <= 0 or self.blocked:
             return 0
         return max(0, min(wanted, self.size_max - self.total))
@@ -196,8 +228,9 @@ class PoolCore(Generic[S]):
         return rejected
 
     def take_idle(self, wanted: int) -> list[S]:
-        """Up to `wanted` idle sessions, longest idle first, leave the core to be closed."""
-        taken, self.idle = self.idle[:wanted], self.idle[wanted:]
+        """Up to `wanted` idle sessions leave the core to be closed: longest idle first, promised last."""
+        taken = sorted(self.idle, key=lambda session: session.promised)[:wanted]
+        self.idle = [session for session in self.idle if session not in taken]
         return taken
 
     def retire_idle(self, now: float, idle_before: float, keep: int) -> list[S]:

@@ -65,12 +65,14 @@ class Growth:
                 pool.core.open_failed()
         if server is not None and not pool.core.opened(server, monotonic()):
             pool.retire(server, "opened for an epoch that is over, or not needed any more")
+        pool.promises.tried()
         pool.grow()
 
     def _still_wanted(self) -> bool:
         core = self._pool.core
         in_use = len(core.idle) + len(core.active)
-        return not core.blocked and (core.count_waiting() > 0 or in_use < self._pool.plan.size_min)
+        return not core.blocked and (
+            core.count_waiting() > 0 or core.logins > 0 or in_use < self._pool.plan.size_min)
 
     async def _wait_out_failure(self) -> None:
         with trio.move_on_after(max(0.0, self._retry_at - monotonic())):
@@ -87,10 +89,11 @@ class Growth:
 
     async def _try_open(self) -> ServerConn | None:
         plan = self._pool.plan
+        only_told = self._pool.core.logins > 0 and not self._pool.core.waiting
         self._make_room()
         ask = OpenPlan(
             db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret,
-            seats=self._pool.core.size_max, wait_seconds=RESERVE_WAIT_SECONDS,
+            seats=self._pool.core.size_max, wait_seconds=0.0 if only_told else RESERVE_WAIT_SECONDS,
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
             keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
             tls=self._pool.parts.server_tls,
@@ -100,6 +103,9 @@ class Growth:
         try:
             opened = await open_session(self._pool.parts.permits, ask)
         except NoPermit as refused:
+            if only_told:  # nobody waits for it, and so nobody need give up a session for it
+                self._pool.promises.none_left()
+                return None
             self.last_error = refused
             self._retry_at = monotonic() + RETRY_FIRST_SECONDS
             return None
@@ -122,6 +128,7 @@ class Growth:
         self._retry_seconds = min(retry_max, self._retry_seconds * 2 or RETRY_FIRST_SECONDS)
         self._retry_at = monotonic() + (retry_max if permanent else self._retry_seconds)
         self.last_error, self._permanent = error, permanent
+        self._pool.promises.none_left()
         log.warning(Event.SESSION_OPEN_FAILED, database=plan.name, user=plan.user, reason=str(error))
         if permanent:
             self._pool.refuse_waiting(error)

@@ -243,6 +243,10 @@ class Permits:
         send it to. Raises FleetUnreachable."""
         return str((await self._once("cancel", ordinal=ordinal, key=key)).get("address") or "")
 
+    async def offer_cancel(self, key: bytes, *, to_hosts: bool) -> list[str]:
+        """Pass it on to every other worker of this host. → host:port of the others. Raises FleetUnreachable."""
+        return list((await self._once("cancel_any", key=key, to_hosts=to_hosts)).get("addresses") or ())
+
     async def fleet(self, op: str, args: Args) -> list[Args]:
         """Ask every worker of the fleet: {worker, value or error} each. Raises FleetUnreachable."""
         return list((await self._once("fleet", op=op, args=args))["answers"])

@@ -29,6 +29,7 @@ from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.plan import PoolPlan
+from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
 from pooler.pool.starts import Starts
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
@@ -84,8 +85,7 @@ class Pool:
     def __init__(self, parts: Parts, plan: PoolPlan) -> None:
         self.parts, self.plan = parts, plan
         self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
-        self.statements = parts.statements
-        self.look = parts.look.residue
+        self.statements, self.look = parts.statements, parts.look.residue
         self.look_at_piece = parts.look.residue_of_piece
         self.custom_names = parts.look.custom
         self.function_residue = int(Residue.SUSPECT)
@@ -101,12 +101,11 @@ class Pool:
         self.queries = self.errors = self.assignments = 0
         self.query_seconds = 0.0
         self.sessions_opened = self.sessions_closed = self.sessions_lost = 0
-        self.waits = Histogram()  # of tickets that were granted after waiting
-        self.transaction_times = Histogram()
+        self.waits, self.transaction_times = Histogram(), Histogram()  # waits: those that ended in a session
         self.waited, self.transaction_counted = self.waits.observe, self.transaction_times.observe
         self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
-        self.growth, self.starts = Growth(self), Starts(self)
+        self.growth, self.starts, self.promises = Growth(self), Starts(self), Promises(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
         """At the making, whenever a client comes for it, and at a reload."""
@@ -185,6 +184,7 @@ class Pool:
         """A client is gone."""
         self.clients.discard(client)
         self.pinned.discard(client)
+        self.promises.forget(client.ticket)
         self.parts.client_closed(client)
 
     # ---- opening

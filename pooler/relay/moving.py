@@ -73,6 +73,7 @@ def take_out(client: ClientConn, user: str) -> Moved:
         () if statements is None else tuple(statements.all()))
     client.closing = True
     client.reactor.remove(client.fd)
+    client.fd = -1
     if statements is not None:
         statements.clear()
     client.pool.client_closed(client)
@@ -106,6 +107,7 @@ def change_pool(client: ClientConn, new: Pool) -> bool:
     if client.server is not None or client.closing:
         return False
     waits = old.withdraw(client.ticket)
+    old.promises.forget(client.ticket)
     old.clients.discard(client)
     old.pinned.discard(client)
     client.pool, client.holds = new, new.holds_session

@@ -72,6 +72,7 @@ class ServerConn:
         "permit",
         "pid",
         "pool",
+        "promised",
         "query_at",
         "reactor",
         "recv",
@@ -132,6 +133,7 @@ class ServerConn:
         self.closing = self._paused = False
         self.fatal = b""
         self.generation = 0
+        self.promised = False  # to a client that was told of it
         self.connected_at = self.idle_since = self.last_used = self.started_at = self.query_at = monotonic()
         self.expires_at = float("inf")
 

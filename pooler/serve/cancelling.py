@@ -2,12 +2,15 @@
 
 The key says whose it is. Another worker of this host gets it through the coordinator. For a worker of another
 host the coordinator knows an address at which that host takes cancel requests, and it is sent there as one,
-marked as passed on; there it is a request like any other. It is passed on so many times at most.
+marked as passed on; there it is a request like any other. It is passed on so many times at most. One with the
+process id of a session says nothing of whose it is: every worker of this host and every other host is asked,
+and those ask nobody but their own workers.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import structlog
 import trio
@@ -24,7 +27,7 @@ from pooler.serve.holder import WorkerHolder
 from pooler.serve.registry import Registry
 from pooler.settings import ServerTlsSettings, Settings
 from pooler.settings_host import host_name
-from pooler.wire.cancel_keys import forwarded, ordinal_of, read_forwarded
+from pooler.wire.cancel_keys import forwarded, may_be_anybodys, ordinal_of, read_forwarded
 from pooler.wire.messages import cancel_request
 
 HOPS_MAX = 2
@@ -71,6 +74,8 @@ class Cancelling:
         if ordinal is not None and ordinal != self._registry.key_owner:
             # a request that comes round again must not wait for itself
             await self._turns.take(key + bytes([hops]), partial(self._pass_on, ordinal, key, hops))
+        elif may_be_anybodys(key):
+            await self._turns.take(key + bytes([hops]), partial(self._ask_all, key, hops))
 
     async def _pass_on(self, ordinal: int, key: bytes, hops: int) -> None:
         address = ""
@@ -84,13 +89,35 @@ class Cancelling:
         except (Broken, ValueError) as why:
             log.warning(Event.CANCEL_NOT_DELIVERED, ordinal=ordinal, reason=f"{address}: {why}")
 
+    async def _ask_all(self, key: bytes, hops: int) -> None:
+        """Whoever may have made it. It goes from here to the other hosts, and from those nowhere."""
+        async with self._limit, trio.open_nursery() as nursery:
+            for address in self._peers().values() if not hops else ():
+                nursery.start_soon(self._send_or_tell, address, key)
+            try:
+                addresses = await self._permits.offer_cancel(key, to_hosts=not hops)
+            except FleetUnreachable as why:
+                log.debug(Event.CANCEL_NOT_DELIVERED, reason=str(why))
+                return
+            for address in addresses:
+                nursery.start_soon(self._send_or_tell, address, key)
+
+    async def _send_or_tell(self, address: str, key: bytes) -> None:
+        try:
+            await self._send(address, forwarded(key, 1))
+        except (Broken, ValueError) as why:
+            log.warning(Event.CANCEL_NOT_DELIVERED, reason=f"{address}: {why}")
+
     def _peer(self, number: int) -> str:
         """Where the process with this number among the peers is; "" for none."""
+        return self._peers().get(number, "")
+
+    def _peers(self) -> dict[Any, str]:
+        """host:port of the other processes on this port, by their number."""
         settings = self._registry.settings
-        for peer, host, port, _ in settings.admin.show_peers if settings.fleet.peer_id else ():
-            if peer == number and number != settings.fleet.peer_id:
-                return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-        return ""
+        own = settings.fleet.peer_id
+        return {peer: f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+                for peer, host, port, _ in settings.admin.show_peers if own and peer != own}
 
     async def _send(self, address: str, key: bytes) -> None:
         """Encrypted if the other side can, for it is as good as a password. Raises Broken."""

@@ -192,16 +192,23 @@ class Entrance:
         except WaitEnded as ended:
             raise _servers_word(pool) or ended from None
         registry = self._registry
-        key = make_key(
-            registry.key_owner, os.urandom(RANDOM_BYTES), protocol_minor=asked.protocol_minor)
-        await greet(raw, Welcome(
-            asked.owed, list(told.items()), key, registry.settings.pool.login_notify_message))
-        application_name = asked.parameters.get("application_name", "")
-        tenant, klass = registry.tenant(asked.user, asked.database, application_name, asked.address.host)
-        address = f"{asked.address.host}:{asked.address.port}"
-        client = ClientConn(
-            registry.parts.reactor, pool, raw.release(), address, key, parameters,
-            encode_who(tenant, klass, address), application_name)
+        session = await pool.promises.session()
+        try:
+            key = make_key(registry.key_owner, os.urandom(RANDOM_BYTES),
+                           protocol_minor=asked.protocol_minor, process_id=session.pid if session else 0)
+            await greet(raw, Welcome(
+                asked.owed, list(told.items()), key, registry.settings.pool.login_notify_message))
+            application_name = asked.parameters.get("application_name", "")
+            tenant, klass = registry.tenant(asked.user, asked.database, application_name, asked.address.host)
+            address = f"{asked.address.host}:{asked.address.port}"
+            client = ClientConn(
+                registry.parts.reactor, pool, raw.release(), address, key, parameters,
+                encode_who(tenant, klass, address), application_name)
+        except BaseException:
+            if session is not None:
+                pool.core.break_promise(session)
+            raise
+        client.ticket.promised = session
         client.proven = True
         return client
 

@@ -197,7 +197,7 @@ async def seat(
     try:
         told = await _own_name(opened, asked)
         key = make_key(registry.key_owner, os.urandom(RANDOM_BYTES),
-                       protocol_minor=asked.protocol_minor)
+                       protocol_minor=asked.protocol_minor, process_id=opened.pid)
         await greet(raw, Welcome(asked.owed, list(told.items()), key))
         client = ReplicationClient(registry, plan, asked, RawSocket(raw.release()), opened, key, left)
     finally:

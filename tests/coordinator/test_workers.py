@@ -14,7 +14,9 @@ from coordinator.ledger.record import Worker as WorkerRecord
 from coordinator.ledger.rules import MarkOwnerGone
 from coordinator.link import LinkRefused
 from coordinator.link_values import parse_permit
+from coordinator.registry import Ordinal
 from coordinator.serve_workers import FORGET_AT_RECEIPTS
+from coordinator.store.api import Put, Txn
 from tests.coordinator.parts import Worker
 from tests.coordinator.stage import DB, row, stage
 from tests.ledger.ground import BACKEND, FLEET, KEYS, epoch
@@ -270,6 +272,21 @@ async def test_a_cancel_key_is_handed_to_the_worker_with_its_ordinal(
         answers = (await a.call("fleet", op="show", args={"what": "pools"}))["answers"]
         assert [answer["value"] for answer in answers] == [{}, {}]
         assert len(on.registry.workers) == 2
+
+
+async def test_a_cancel_key_that_says_nothing_is_offered_to_every_other_worker_and_host(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as a, on.worker("B") as b, on.worker("C") as c:
+        elsewhere = WorkerRecord(
+            boot_id="far", index=0, ordinal=9, host="b", machine_id="", kernel_boot_id="", pid=1, pid_start=1,
+            cancel_address="10.0.0.2:6432")
+        await on.store.txn(Txn(puts=(Put(FLEET.worker("far"), elsewhere.encode()),
+                                     Put(FLEET.ordinal(9), Ordinal("far").encode()))))
+        for to_hosts, told in ((True, ["10.0.0.2:6432"]), (False, [])):
+            assert await a.call("cancel_any", key=b"secret", to_hosts=to_hosts) == {"addresses": told}
+        assert b.told_of("cancel") == c.told_of("cancel") == [{"key": b"secret"}] * 2
+        assert a.told_of("cancel") == []
 
 
 async def test_a_reservation_whose_outcome_is_unknown_is_voided_until_its_slot_is_free(

@@ -100,6 +100,24 @@ def test_100_of_100_are_cancelled_within_a_second_behind_a_round_robin(
     assert max(took) < 1
 
 
+def test_with_session_pooling_100_of_100_are_cancelled_through_another_worker(
+    make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd, run_haproxy: RunHAProxy, raw: OpenRaw
+) -> None:
+    """The process id of a key is the session's then, and says nothing of the worker."""
+    fleet = make_fleet(postgres_newest, etcd, permits=SLEEPERS + 2, workers=4, service_mode="session")
+    port = free_ports()
+    workers = {f"w{n}": fleet.fleet.ports.primary + n for n in range(4)}
+    balanced = service("sql", port, workers, "send-proxy").replace("leastconn", "roundrobin")
+    run_haproxy(plain(balanced), [port])
+    clients = [pooled(raw, fleet, port) for _ in range(SLEEPERS)]
+    for client in clients:
+        assert client.query("select pg_backend_pid()") == [[str(client.session.pid)]]
+    took = all_cancelled(postgres_newest, clients, at(port))
+    print(f"{len(took)} cancels, the slowest {max(took) * 1000:.0f} ms")  # noqa: T201 - a figure for who reads it
+    assert len(took) == SLEEPERS * ROUNDS
+    assert max(took) < 1
+
+
 def test_cancels_reach_the_clients_of_workers_that_drain(
     make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd, raw: OpenRaw
 ) -> None:
@@ -115,9 +133,9 @@ def test_cancels_reach_the_clients_of_workers_that_drain(
         assert rolling.result(60).returncode == 0
 
 
-@pytest.fixture
+@pytest.fixture(params=["transaction", "session"])
 def two_hosts(
-    make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd
+    make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd, request: pytest.FixtureRequest
 ) -> tuple[RunningFleet, RunningFleet]:
     """One fleet of two hosts: the same name and etcd, a loopback address each."""
     fleets = []
@@ -125,7 +143,7 @@ def two_hosts(
         port = free_ports()
         made = make_fleet(
             postgres_newest, etcd, permits=SLEEPERS + 4, workers=2, name="twohosts",
-            more={"fleet": {"listen": f"{host}:{port}"}})
+            more={"fleet": {"listen": f"{host}:{port}"}, "pool": {"pool_mode": request.param}})
         fleets.append((made, port))
     for made, port in fleets:
         object.__setattr__(made.fleet.ports, "listen", port)

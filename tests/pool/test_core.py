@@ -24,6 +24,7 @@ class FakeSession:
     generation: int = 0
     expires_at: float = float("inf")
     idle_since: float = 0.0
+    promised: bool = False
 
 
 @dataclass(eq=False)
@@ -219,9 +220,11 @@ class Core(RuleBasedStateMachine):
     @rule(data=st.data(), patience=st.sampled_from([0.0, 1.0, 5.0, 1e9]))
     def request(self, data: st.DataObject, patience: float) -> None:
         waiter = data.draw(st.sampled_from(self.free_waiters()))
+        promised = waiter.ticket.promised
         waiter.ticket.start(self.now, self.now + patience)
         self.starts += 1
         session = self.core.request(waiter.ticket)
+        assert session is None or promised not in self.idle or session is promised
         if session is None:
             self.queue.append(waiter)
         else:
@@ -229,6 +232,15 @@ class Core(RuleBasedStateMachine):
             self.idle.remove(session)
             self.holding[waiter] = session
             self.outcomes += 1
+
+    @precondition(lambda self: self.free_waiters())
+    @rule(data=st.data())
+    def promise(self, data: st.DataObject) -> None:
+        waiter = data.draw(st.sampled_from(self.free_waiters()))
+        if waiter.ticket.promised is None:
+            waiter.ticket.promised = self.core.promise()
+            promised = [each.ticket.promised for each in self.waiters if each.ticket.promised is not None]
+            assert len(promised) == len(set(promised)), "no two are told of one"
 
     @precondition(lambda self: self.holding)
     @rule(data=st.data())

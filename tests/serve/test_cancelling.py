@@ -28,6 +28,7 @@ from tests.support.certificates import Authority
 POLICY = {"path": "p.yaml", "text": "", "database": "a/write"}
 ELSEWHERE, HERE = 7, 3
 KEY = make_key(ELSEWHERE, bytes(range(34)), protocol_minor=2)
+SESSIONS = make_key(ELSEWHERE, bytes(range(34)), protocol_minor=0, process_id=4711)
 
 
 async def _nobody(*_: Any) -> None:
@@ -68,6 +69,13 @@ class Permits:
         if self.address is None:
             raise FleetUnreachable("no worker with ordinal 7 can be reached")
         return self.address
+
+    async def offer_cancel(self, key: bytes, *, to_hosts: bool) -> list[str]:
+        assert key == SESSIONS
+        self.asked += 1
+        if self.address is None:
+            raise FleetUnreachable("away")
+        return [self.address] if to_hosts else []
 
 
 def settings(listen_proxy: bool = False, **tls: Any) -> Settings:
@@ -162,3 +170,41 @@ async def test_a_key_that_no_other_worker_made_asks_nobody(key: bytes, nursery: 
     permits = Permits(None)
     await cancelling(settings(), permits, nursery).take(key)
     assert permits.asked == 0
+
+
+async def test_the_key_of_a_session_goes_to_all_hosts_once_and_from_there_to_none(
+    ground: tuple[OtherHost, Settings], nursery: trio.Nursery
+) -> None:
+    other, mine = ground
+    permits = Permits(other.address)
+    part = cancelling(mine, permits, nursery)
+    with trio.fail_after(10):
+        for key in (SESSIONS, forwarded(SESSIONS, 1), forwarded(SESSIONS, 2)):
+            await part.take(key)
+    assert permits.asked == 3  # there, too, each worker of the host has a look
+    assert [read_forwarded(key) for key, _ in other.taken] == [(SESSIONS, 1)]
+
+
+async def test_the_key_of_a_session_is_offered_to_every_peer(
+    ground: tuple[OtherHost, Settings], nursery: trio.Nursery
+) -> None:
+    other, mine = ground
+    host, _, port = other.address.rpartition(":")
+    peers = ((HERE, "127.0.0.1", 1, None), (5, host, int(port), None), (6, host, int(port), None))
+    mine = mine.model_copy(update={
+        "admin": mine.admin.model_copy(update={"show_peers": peers}),
+        "fleet": mine.fleet.model_copy(update={"peer_id": HERE})})
+    with trio.fail_after(10):
+        await cancelling(mine, Permits(None), nursery).take(SESSIONS)
+    assert [read_forwarded(key) for key, _ in other.taken] == [(SESSIONS, 1)] * 2
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.5:6432", "127.0.0.1:1", "nonsense"])
+async def test_a_host_that_cannot_be_reached_with_the_key_of_a_session_breaks_nothing(
+    address: str | None, nursery: trio.Nursery
+) -> None:
+    permits = Permits(address)
+    with trio.fail_after(10):
+        await cancelling(settings(), permits, nursery).take(SESSIONS)
+    assert permits.asked == 1
+    nursery.cancel_scope.cancel()

@@ -77,9 +77,8 @@ _NODE: Final = (
 )
 KNOWN: Final = (
     *_REGRESS, *_NODE,
-    Known("asyncpg", _BOTH, Reason.PROCESS_ID, (
+    Known("asyncpg", _TRANSACTION, Reason.PROCESS_ID, (
         "tests/test_pool.py::TestPool::test_pool_min_size_restored_after_idle_connection_loss",)),
-    Known("asyncpg", _SESSION, Reason.PROCESS_ID, _ASYNCPG_LISTENS),
     Known("asyncpg", _TRANSACTION, Reason.LISTEN, _ASYNCPG_LISTENS),
     Known("asyncpg", _TRANSACTION, Reason.TEMPORARY, (
         "tests/test_copy.py::TestCopyTo::test_copy_records_to_table_generator_error",
@@ -111,9 +110,8 @@ KNOWN: Final = (
     Known("pg8000", _TRANSACTION, Reason.SAME_SESSION, (
         "test/native/test_connection.py::test_broken_pipe_flush",
         "test/native/test_connection.py::test_broken_pipe_read")),
-    Known("psycopg2", _BOTH, Reason.PROCESS_ID, (
+    Known("psycopg2", _TRANSACTION, Reason.PROCESS_ID, (
         "tests/test_connection.py::TestConnectionInfo::test_backend_pid",)),
-    Known("psycopg2", _SESSION, Reason.PROCESS_ID, _PSYCOPG2_LISTENS),
     Known("psycopg2", _TRANSACTION, Reason.LISTEN, (
         *_PSYCOPG2_LISTENS, "tests/test_async.py::AsyncTests::test_poll_conn_for_notification",
         "tests/test_notify.py::NotifiesTests::test_notify_deque",

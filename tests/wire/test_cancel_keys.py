@@ -20,6 +20,26 @@ def test_the_ordinal_comes_back_and_drivers_see_a_positive_number(
     assert int.from_bytes(key[:4], "big", signed=True) > 0
 
 
+@given(st.integers(1, (1 << 30) - 1), st.binary(min_size=34, max_size=34), st.sampled_from([0, 1, 2]))
+def test_the_process_id_of_a_session_is_told_as_it_is_and_says_nothing_of_the_worker(
+    process_id: int, random: bytes, minor: int
+) -> None:
+    key = cancel_keys.make_key(5, random, protocol_minor=minor, process_id=process_id)
+    assert int.from_bytes(key[:4], "big") == process_id
+    assert key[4:] == random[2:][: 32 if minor == 2 else 4]
+    assert cancel_keys.may_be_anybodys(key)
+    assert cancel_keys.ordinal_of(key) is None
+
+
+@given(st.integers(0, cancel_keys.ORDINAL_MAX), st.binary(min_size=34, max_size=34))
+def test_a_made_up_process_id_is_no_sessions(ordinal: int, random: bytes) -> None:
+    for process_id in (0, 1 << 30, 1 << 31):
+        key = cancel_keys.make_key(ordinal, random, protocol_minor=0, process_id=process_id)
+        assert not cancel_keys.may_be_anybodys(key)
+        assert not cancel_keys.may_be_anybodys(cancel_keys.forwarded(key, 1))
+        assert cancel_keys.ordinal_of(key) == ordinal
+
+
 def test_every_random_bit_but_one_is_used() -> None:
     base = cancel_keys.make_key(5, bytes(34), protocol_minor=2)
     changed = 0
@@ -32,11 +52,12 @@ def test_every_random_bit_but_one_is_used() -> None:
 @pytest.mark.parametrize("key", [b"", b"1234567", b"\xff" * 8, b"k" * 261])
 def test_a_key_that_no_worker_made_has_no_ordinal(key: bytes) -> None:
     assert cancel_keys.ordinal_of(key) is None
+    assert not cancel_keys.may_be_anybodys(key)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="ordinal"):
-        cancel_keys.make_key(65_536, bytes(34), protocol_minor=0)
+        cancel_keys.make_key(32_768, bytes(34), protocol_minor=0)
     with pytest.raises(ValueError, match="random"):
         cancel_keys.make_key(1, bytes(33), protocol_minor=0)
 
