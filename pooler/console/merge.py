@@ -105,6 +105,12 @@ def _means(group: Sequence[Row]) -> Row:
     return merged
 
 
+def _memory(group: Sequence[Row]) -> Row:
+    """The processes' together; an object is as large as it is on average."""
+    merged = _add(group)
+    return merged | {"size": merged["memtotal"] // (merged["used"] or 1)}
+
+
 def _limits(summed: set[str]) -> Merge:
     def merge(group: Sequence[Row]) -> Row:
         merged = _add(group)
@@ -145,6 +151,7 @@ _MERGES: Final[dict[str, Merge]] = {
     "lists": _lists,
     "state": _states,
     "config": _first,
+    "mem": _memory,
     "version": _first,
     "dns_hosts": _first,
     "dns_zones": _first,

@@ -103,7 +103,7 @@ def cells(columns: Sequence[Column], row: Mapping[str, Any]) -> list[str | int |
 
 def _cell(column: Column, value: Any) -> str | int | None:
     if value is None or type(value) is int:
-        return value
+        return value if value is None or column.oid != INT4_OID else min(value, INT4_MAX)
     if isinstance(value, bool):
         return int(value) if column.oid != _TEXT_OID else ("yes" if value else "no")
     if column.oid != _TEXT_OID and isinstance(value, float):
@@ -114,3 +114,5 @@ def _cell(column: Column, value: Any) -> str | int | None:
 
 
 _TEXT_OID: Final = 25
+INT4_OID: Final = 23
+INT4_MAX: Final = 2**31 - 1

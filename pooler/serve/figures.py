@@ -6,6 +6,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.metadata import version
 from time import monotonic
 from typing import Any
@@ -22,6 +23,7 @@ from pooler.relay.server import ServerConn
 from pooler.serve import replication_rows
 from pooler.serve.config_rows import config_rows
 from pooler.serve.descriptors import descriptor_rows
+from pooler.serve.memory import memory_rows
 from pooler.serve.registry import EVERY, Registry
 from pooler.serve.stillness import ITEM as STILLNESS
 from pooler.serve.stillness import close_needed, stillness_rows
@@ -102,10 +104,11 @@ class Figures:
         known = r.statistics_rows(self.statistics(), what)
         if known is not None:
             return known
-        makers = {
+        makers: dict[str, Callable[[], Iterable[Any]]] = {
             "clients": self._clients, "servers": self._servers, "databases": self._databases,
             "users": self._users, "lists": self._lists, "workers": self._worker,
             "config": self._config, STILLNESS: self._stillness, "fds": self._descriptors,
+            "mem": partial(memory_rows, self._registry),
         }
         make = makers.get(what)
         return [] if make is None else list(make())
