@@ -165,7 +165,7 @@ class Worker:
             if self.registry.suspended:
                 continue  # nobody is late for what may not move
             sweep_followed(self.registry)
-            if ticks % SLOW_TICKS == 0:
+            if ticks % LIMIT_TICKS == 0:
                 self.registry.keep_minimums()
             for key, pool in list(self.registry.pools.items()):
                 janitor.end_late_waits(pool, now)
@@ -177,10 +177,10 @@ class Worker:
                     janitor.end_idle_clients(pool, now)
                     janitor.tell_who_waits(pool, now)
                     janitor.use_reserve(pool, now)
+                    janitor.replenish(pool)
                 if ticks % SLOW_TICKS == 0:  # once a second
                     janitor.end_hung_cleanups(pool, now)
                     janitor.close_old_sessions(pool, now, self.permits.growth_allowed(pool.plan.ledger))
-                    janitor.replenish(pool)
                     if janitor.is_unused(pool, now) and self._is_automatic(key):
                         del self.registry.pools[key]
 

@@ -62,8 +62,14 @@ def test_of_several_hosts_the_first_that_answers_is_taken(play: Play, server: Da
 
 
 def test_a_pool_of_the_entrys_own_user_is_filled_before_anybody_comes(play: Play, server: Database) -> None:
-    played = play(databases=entry(server, more=f"user={server.user} min_pool_size=3"))
-    wait_until(lambda: played.console("show pools").stdout.split("|")[9] == "3", "three are idle", 20)
+    played = play(databases=entry(server, more=f"user={server.user} min_pool_size=5"))
+    wait_until(lambda: played.console("show pools").stdout.split("|")[9] == "5", "five are idle", 20)
+    with psycopg.connect(server.dsn()) as asked:
+        row = asked.execute(
+            "select extract(epoch from max(backend_start) - min(backend_start)) from pg_stat_activity"
+            " where datname = %s and pid <> pg_backend_pid()", [server.dbname]).fetchone()
+    assert row is not None
+    assert row[0] < 3  # one each third of a second, as PgBouncer opens them
 
 
 @pytest.mark.parametrize(("options", "says"), [
