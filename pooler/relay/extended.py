@@ -62,7 +62,7 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
 
 def _take_parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     pool = server.pool
-    if server.owed and not server.copy_in and _is_in_doubt(client, message):
+    if server.owed and not server.copy_in and _is_in_doubt(client, server, message):
         return WAIT
     pool.client_parses += 1
     replaced = None
@@ -95,13 +95,15 @@ def _refuse(server: ServerConn, message: bytes) -> bytes | None:
     return parse_message(Statement(name, UNSERVABLE + b"\0\0\0"))
 
 
-def _is_in_doubt(client: ClientConn, message: bytes) -> bool:
-    """Whether the answer to what was sent may free the name of this Parse, or drop what its text would find
-    on the session."""
+def _is_in_doubt(client: ClientConn, server: ServerConn, message: bytes) -> bool:
+    """Whether the answer to what was sent may free the name of this Parse, or give it back, or drop what its
+    text would find on the session."""
     if MAY_FORGET(client.last_sent) is not None:
         return True
     name, _ = parse_name_body(message, 5)
-    return name != b"" and client.statements is not None and client.statements.get(name) is not None
+    if not name or client.statements is None:
+        return False
+    return client.statements.get(name) is not None or is_unsettled(server, name)
 
 
 def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
@@ -126,11 +128,14 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         server.pool.server_parses += 1
         server.owed.append(o.Parsed(_NOBODY, None, True, taken=name))
         return before + parse_message(Statement(STAND_IN, body))
-    if server.statements.touch(statement):
-        if server.status != FAILED and (  # there a server refuses most texts
-                statement not in server.statements.young or not _may_be_missing(server, statement)):
-            server.owed.append(o.Told(o.PARSE_COMPLETE, name))
-            return b""
+    server.statements.young.add(name)
+    unsettled = is_unsettled(server, None, statement)
+    has_it = server.statements.touch(statement)
+    if has_it and not unsettled and server.status != FAILED:  # there a server refuses most texts
+        before = _instead(server)
+        server.owed.append(o.Told(o.PARSE_COMPLETE, name))
+        return before
+    if has_it or unsettled:
         prepared.close(name)
         statement = prepared.add(name, body, client.parameters.search_path, alone=True)
         assert statement is not None
@@ -142,6 +147,8 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
 
 def _parse_unnamed(server: ServerConn, statement: Statement, previous: Statement | None) -> None:
     """It is sent as it came. `previous` is what it is to the client if it is skipped."""
+    if server.owed:  # else nothing can skip it
+        server.statements.young.add(b"")
     server.statements.unnamed = statement
     server.pool.server_parses += 1
     server.owed.append(o.Parsed(statement, b"", True, named=False, before=previous))
@@ -150,10 +157,7 @@ def _parse_unnamed(server: ServerConn, statement: Statement, previous: Statement
 def _bind(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     _, name, behind = bind_names(message, 5)
     statement = client.statements.get(name) if client.statements is not None else None
-    if statement is None:
-        if not name and _may_come_back(server):
-            return WAIT
-    elif statement in server.statements.young and _may_be_missing(server, statement):
+    if server.statements.young and _must_wait(server, name, statement):
         return WAIT
     server.pool.binds += 1
     before = _ready_for(server, name, statement)
@@ -196,21 +200,40 @@ def _anew(client: ClientConn, server: ServerConn, name: bytes, statement: Statem
     return before + close_statement(on_session) + parse_message(fitting)
 
 
-def _may_be_missing(server: ServerConn, statement: Statement) -> bool:
-    """Whether the Parse of a young one belongs to a group that may yet fail, not to the one being sent."""
-    if server.copy_in:
+def _must_wait(server: ServerConn, name: bytes, statement: Statement | None) -> bool:
+    """Whether what a Bind of this name does hangs on what is not answered yet."""
+    if is_unsettled(server, name, statement):
+        return True
+    forgets = statement.forgets if statement is not None else None
+    return forgets is not None and is_unsettled(server, forgets)
+
+
+def is_unsettled(server: ServerConn, name: bytes | None, statement: Statement | None = None) -> bool:
+    """Whether what makes or closes this name of the client's, or this statement of the session, belongs to a
+    group that may yet fail, not to the one being sent."""
+    young = server.statements.young
+    if (name not in young and statement not in young) or server.copy_in:
         return False
+    ended = False
     for entry in reversed(server.owed):
-        if type(entry) is o.Parsed and entry.statement is statement:
-            return False
-        if type(entry) is int and entry <= o.FUNCTION:
-            return True
+        if type(entry) is int:
+            ended = ended or entry == o.SYNC
+        elif entry.is_about(name, statement):
+            return ended
+    young.difference_update((name, statement))  # it is answered
     return False
 
 
-def _may_come_back(server: ServerConn) -> bool:
-    """Whether the unnamed statement was dropped by something that an error may yet skip."""
-    return any(type(entry) is o.Told and entry.closed is not None and not entry.name for entry in server.owed)
+def _instead(server: ServerConn) -> bytes:
+    """What to send for a message that the pooler answers itself: nothing, but where COPY IN may have begun.
+    That is broken off by any other message."""
+    for entry in reversed(server.owed):
+        if entry == o.EXECUTE or entry == o.QUERY or entry == o.FUNCTION:
+            server.owed.append(o.Closed(None))
+            return close_statement(STAND_IN)
+        if entry != o.SYNC and (type(entry) is not o.Told or entry is o.COPY_ENDED):
+            break
+    return b""
 
 
 def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
@@ -218,6 +241,7 @@ def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
     server.statements.unnamed = None
     if client.statements is not None:
         if server.owed:  # what there is then to be dropped may yet be another
+            server.statements.young.add(b"")
             server.owed.append(o.Told(b"", b"", client.statements.get(b"")))
         client.statements.close(b"")
 
@@ -235,10 +259,7 @@ def _describe(client: ClientConn, server: ServerConn, message: bytes) -> bytes |
         server.owed.append(o.DESCRIBE)
         return None
     statement = client.statements.get(name) if client.statements is not None else None
-    if statement is None:
-        if not name and _may_come_back(server):
-            return WAIT
-    elif statement in server.statements.young and _may_be_missing(server, statement):
+    if server.statements.young and is_unsettled(server, name, statement):
         return WAIT
     before = _ready_for(server, name, statement)
     server.owed.append(o.DESCRIBE)
@@ -252,12 +273,16 @@ def _describe(client: ClientConn, server: ServerConn, message: bytes) -> bytes |
 def _close(client: ClientConn, server: ServerConn, message: bytes) -> bytes | None:
     what, name = describe_target(message, 5)
     if what == b"S" and name:
+        if is_unsettled(server, name):
+            return WAIT
         statement = client.statements.get(name) if client.statements is not None else None
         if statement is not None:
             client.prepared().close(name)
         if statement is not None or name.startswith(OWN_NAMES):
+            before = _instead(server)
+            server.statements.young.add(name)
             server.owed.append(o.Told(o.CLOSE_COMPLETE, name, statement))
-            return b""
+            return before
     elif what == b"S":
         drop_unnamed(client, server)
     server.owed.append(o.CLOSE)

@@ -51,6 +51,10 @@ class Parsed:
         self.name = name
         self.forward = forward
 
+    def is_about(self, name: bytes | None, statement: Statement | None) -> bool:
+        """Whether that name of the client's, or that statement of the session, hangs on it."""
+        return self.statement is statement or (self.forward and name is not None and self.name == name)
+
 
 class Closed:
     """The pooler's own Close, whose answer it keeps back. If it is skipped, the session still has `statement`
@@ -60,6 +64,10 @@ class Closed:
 
     def __init__(self, statement: Statement | None) -> None:
         self.statement = statement
+
+    def is_about(self, _name: bytes | None, statement: Statement | None) -> bool:
+        """As of a Parsed."""
+        return statement is not None and self.statement is statement
 
     @property
     def drops_unnamed(self) -> bool:
@@ -79,6 +87,10 @@ class Told:
         self.answer = answer
         self.name = name
         self.closed = closed
+
+    def is_about(self, name: bytes | None, _statement: Statement | None) -> bool:
+        """As of a Parsed."""
+        return self.name == name and (self.name != b"" or self.closed is not None)
 
     @property
     def drops_unnamed(self) -> bool:

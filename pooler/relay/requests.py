@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
-from pooler.relay.extended import WAIT, drop_unnamed, extended_message, stand_in
+from pooler.relay.extended import WAIT, drop_unnamed, extended_message, is_unsettled, stand_in
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.relay.sequences import SEQUENCES, forget_sequences
 from pooler.wire.messages import query
@@ -76,13 +76,17 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
         if kind == QUERY:
             if end > size and length <= FORGETTING_BYTES_MAX:
                 break
-            if end <= size and _forgets(client, data[at + 5 : end]):
+            forgets = end <= size and _forgets(client, data[at + 5 : end])
+            if forgets and is_unsettled(server, forgotten_name(data[at + 5 : end])):
+                pieces = [*(pieces or ()), data[start:at], _wait(client, server, data[at:])]
+                start = size = at
+                break
+            unsynced, server.doubtful = False, server.doubtful or unsynced
+            if forgets:
                 pieces = [*(pieces or ()), data[start:at], _forgetting_query(client, server, data[at:end])]
                 hold_back(client, data[end:])
                 start = at = size = end
-                unsynced, server.doubtful = False, server.doubtful or unsynced
                 break
-            unsynced, server.doubtful = False, server.doubtful or unsynced
             if _enter_query(client, server, data[at + 5 : end], whole=end <= size):
                 pieces, start = [*(pieces or ()), data[start:at], query(UNSERVABLE)], end
         elif kind == SYNC:
@@ -99,8 +103,7 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
             unsynced = True
             message = extended_message(client, server, kind, data[at : end if end < size else size])
             if message is WAIT:
-                pieces = [*(pieces or ()), data[start:at], FLUSH_MESSAGE]
-                _wait(client, server, data[at:])
+                pieces = [*(pieces or ()), data[start:at], _wait(client, server, data[at:])]
                 start = size = at
                 break
             if message is not None:
@@ -295,12 +298,13 @@ def _stop(client: ClientConn, data: bytes, at: int, size: int) -> int:
     return at
 
 
-def _wait(client: ClientConn, server: ServerConn, rest: bytes) -> None:
-    """What comes next hangs on what is not answered yet."""
+def _wait(client: ClientConn, server: ServerConn, rest: bytes) -> bytes:
+    """What comes next hangs on what is not answered yet. → what to send to have the answer."""
     client.forgets = ALL
     if server.owed[-1] == o.QUERY:
         server.owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it
     hold_back(client, rest)
+    return FLUSH_MESSAGE
 
 
 def hold_back(client: ClientConn, rest: bytes) -> None:

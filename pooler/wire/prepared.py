@@ -263,14 +263,14 @@ class SessionStatements:
     `unnamed` is the statement whose text the session's unnamed statement is now; a simple Query destroys that
     one, so whoever sends a Query sets it to None. The order is that of what was sent, not of what was
     answered: what the server then skipped after an error is put right with `remove` (a Parse) and `restore`
-    (a Close). `young` are those whose Parse may be unanswered.
+    (a Close). `young` are those whose Parse or Close may be unanswered, and such names of the client's.
     """
 
     __slots__ = ("_held", "limit", "unnamed", "young")
 
     def __init__(self, limit: int) -> None:
         self._held: OrderedDict[Statement, None] = OrderedDict()
-        self.young: set[Statement] = set()
+        self.young: set[Statement | bytes | None] = set()
         self.limit = limit
         self.unnamed: Statement | None = None
 
@@ -297,7 +297,7 @@ class SessionStatements:
         evicted: list[Statement] = []
         while len(self._held) >= max(self.limit, 1):
             evicted.append(self._held.popitem(last=False)[0])
-        self.young.difference_update(evicted)
+        self.young.update(evicted)
         self._held[statement] = None
         self.young.add(statement)
         return evicted

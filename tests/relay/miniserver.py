@@ -324,9 +324,14 @@ class MiniServer:
     def _show(self, name: str) -> None:
         self._select(self.settings.get(name.encode(), b"").decode())
 
-    def _lock(self) -> None:
-        self.locks += 1
-        self._select("locked")
+    def _lock(self, un: str | None) -> None:
+        self.locks += -1 if un else 1
+        self._select(f"{un or ''}locked")
+
+    def _deallocate(self, name: str) -> None:
+        if self.statements.pop(name, None) is None:
+            raise Failed("26000", f'prepared statement "{name}" does not exist')
+        self._tag("DEALLOCATE")
 
     def _clean(self, what: str) -> None:
         if self.refuses_cleanup:
@@ -353,10 +358,6 @@ class MiniServer:
         if f"'?{advisory}'" in asked and self.locks:
             self._out += row(b"?%d" % advisory, b"")
         self._tag(f"SELECT {len(found)}")
-
-    def _unlock(self) -> None:
-        self.locks -= 1
-        self._select("unlocked")
 
     def _sequence(self, what: str) -> None:
         self.lastval += what.lower() == "next"
@@ -388,10 +389,9 @@ _COMMANDS: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"select (next|last)val\(\)", MiniServer._sequence),
     (r"(create index|load)", lambda mini, what: mini._tag(what.upper())),
     (r"SELECT s\.name, s\.setting FROM (.*)", MiniServer._own_state),
-    (r"select pg_advisory_unlock\(1\)", MiniServer._unlock),
-    (r"select pg_advisory_lock\(1\)(?: -- .*)?", MiniServer._lock),
-    (r"SELECT pg_catalog\.set_config\('([^']*)','([^']*)',false\)", MiniServer._set_config),
-    (r"select set_config\('([^']*)','([^']*)',false\)", MiniServer._set_config),
+    (r"deallocate (\w+)", MiniServer._deallocate),
+    (r"select pg_advisory_(un)?lock\(1\)(?: -- .*)?", MiniServer._lock),
+    (r"SELECT (?:pg_catalog\.)?set_config\('([^']*)','([^']*)',false\)", MiniServer._set_config),
     (r"select (\S+)", MiniServer._select),
     (r"SET (\w+)\s*=\s*'?([^']*)'?", MiniServer._set),
     (r"RESET (\w+)", MiniServer._reset),
