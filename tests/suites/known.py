@@ -77,7 +77,7 @@ _NODE: Final = (
 )
 KNOWN: Final = (
     *_REGRESS, *_NODE,
-    Known("asyncpg", _TRANSACTION, Reason.PROCESS_ID, (
+    Known("asyncpg", _BOTH, Reason.IDLE_END, (
         "tests/test_pool.py::TestPool::test_pool_min_size_restored_after_idle_connection_loss",)),
     Known("asyncpg", _TRANSACTION, Reason.LISTEN, _ASYNCPG_LISTENS),
     Known("asyncpg", _TRANSACTION, Reason.TEMPORARY, (
@@ -88,7 +88,7 @@ KNOWN: Final = (
         "tests/test_prepare.py::TestPrepare::test_prepare_explicitly_named")),
     Known("asyncpg", _TRANSACTION, Reason.SAME_SESSION, (
         "tests/test_pool.py::TestPool::test_pool_remote_close",)),
-    Known("asyncpg", _TRANSACTION, Reason.STAYS, (
+    Known("asyncpg", _BOTH, Reason.STAYS, (
         "tests/test_cache_invalidation.py::TestCacheInvalidation::test_type_cache_invalidation_in_pool",)),
     Known("asyncpg", _TRANSACTION, Reason.ALTERED, (
         "tests/test_prepare.py::TestPrepare::test_prepare_statement_invalid",)),
