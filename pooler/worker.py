@@ -180,6 +180,7 @@ class Worker:
                     janitor.replenish(pool)
                 if ticks % SLOW_TICKS == 0:  # once a second
                     janitor.end_hung_cleanups(pool, now)
+                    janitor.end_late_partings(pool, now)
                     janitor.close_old_sessions(pool, now, self.permits.growth_allowed(pool.plan.ledger))
                     if janitor.is_unused(pool, now) and self._is_automatic(key):
                         del self.registry.pools[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pooler.errors import WaitEnded
 from pooler.pool.pool import Pool
 from pooler.relay import owed as o
+from pooler.relay.parting import end_if_late
 from pooler.relay.server import ServerConn
 from pooler.wire.messages import Fault, notice_response
 
@@ -109,6 +110,12 @@ def end_idle_clients(pool: Pool, now: float) -> None:
         if client.server is None and not client.ticket.waiting and (
                 now - max(client.requested_at, client.idle_since) > limit):
             client.break_off("57P05", "client_idle_timeout")
+
+
+def end_late_partings(pool: Pool, now: float) -> None:
+    """Who is to go, and has not taken its last word within PARTING_SECONDS_MAX, goes without it."""
+    for client in list(pool.clients):
+        end_if_late(client, now)
 
 
 def tell_who_waits(pool: Pool, now: float) -> None:

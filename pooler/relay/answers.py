@@ -10,6 +10,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from pooler.relay import owed as o
+from pooler.relay.parting import go
 from pooler.relay.settling import copying, errored, refusal, renamed, reworded, skipped, tagged
 from pooler.wire.prepared import SERVER_NAME_PREFIX
 
@@ -49,6 +50,10 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
             client.deliver(data)
             return
         server.skip = 0
+        if client.last_word:
+            client.deliver(data[:at])
+            go(client, client.last_word)
+            return
     elif size <= PLAIN_BYTES_MAX and owed:
         if len(owed) == 1 and owed[0] == o.QUERY:
             status = _plain_status(data, size)
@@ -213,6 +218,7 @@ def _settle(server: ServerConn, status: int) -> None:
     """A ReadyForQuery has answered everything up to and with the Sync, or the query, that it belongs to."""
     owed = server.owed
     server.answered = False
+    server.fatal = b""  # it said that it ends, and goes on: when it does end, nobody has been told
     server.status = status
     server.pool.queries += 1
     if owed and type(owed[0]) is int and owed[0] <= o.FUNCTION:

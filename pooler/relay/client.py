@@ -15,6 +15,7 @@ from pooler.relay import owed as o
 from pooler.relay.keeping import unpin
 from pooler.relay.leaving import end_transaction
 from pooler.relay.losing import session_lost
+from pooler.relay.parting import part
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
 from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_unsent
 from pooler.relay.regaining import RESETS, regain
@@ -36,9 +37,10 @@ class ClientConn:
 
     __slots__ = (
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
-        "dropping", "fd", "fitting", "forgets", "holds", "idle_since", "last_sent", "missing", "out",
-        "parameters", "pool", "proven", "reactor", "recv", "refits", "requested_at", "send", "server", "skip",
-        "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "unsent", "warned", "who",
+        "dropping", "fd", "fitting", "forgets", "holds", "idle_since", "last_sent", "last_word", "missing",
+        "out", "parameters", "parting_since", "pool", "proven", "reactor", "recv", "refits", "requested_at",
+        "send", "server", "skip", "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "unsent",
+        "warned", "who",
     )
 
     def __init__(
@@ -71,6 +73,7 @@ class ClientConn:
         self.out: bytearray | None = None  # what the client could not take yet
         self.closing = False
         self.last_sent = b""
+        self.last_word, self.parting_since = b"", 0.0  # see `part`
         self.connected_at = self.requested_at = self.idle_since = monotonic()
         self._paused = False
 
@@ -92,11 +95,13 @@ class ClientConn:
             self.unsent += data
         else:
             self.unsent = data
-            self.reactor.at_end(self._send_unsent)
+            self.reactor.at_end(self.send_unsent)
 
-    def _send_unsent(self) -> None:
+    def send_unsent(self) -> None:
         """Send, or keep what the client cannot take yet and stop reading its server."""
         data, self.unsent = self.unsent, b""
+        if self.closing:
+            return
         if self.out:
             self.out += data
             if self.server is not None:
@@ -118,7 +123,8 @@ class ClientConn:
     def pause(self, paused: bool) -> None:
         """The server cannot take more (or can again), or the client waits for a session. What is held back
         has no end but this: then no more of it is read, whoever else can go on."""
-        if paused is not self._paused and (paused or self.missing <= HELD_BACK // 2):
+        if paused is not self._paused and (paused or (
+                self.missing <= HELD_BACK // 2 and not self.parting_since)):
             self._paused = paused
             self._watch()
 
@@ -140,6 +146,9 @@ class ClientConn:
         del out[:sent]
         if not out:
             self.out = None
+            if self.closing:
+                self.close()
+                return
             self._watch()
             if self.server is not None:
                 self.server.pause(False)
@@ -166,7 +175,7 @@ class ClientConn:
     def _on_rarer(self, mask: int) -> None:
         if mask & WRITE and self.out:
             self._flush()
-        if self.closing or not mask & ~WRITE:
+        if self.fd < 0 or not mask & ~WRITE:
             return
         if mask & GONE and (self._paused or self.out or self.ticket.waiting):
             self.left()
@@ -347,28 +356,30 @@ class ClientConn:
 
     def break_off(self, sqlstate: str, text: str) -> None:
         """FATAL to the client; whatever session it holds is closed."""
-        if self.server is None or not self.server.skip:  # else it would be taken for the rest of an answer
-            self.deliver(error_response(Fault("FATAL", sqlstate, text)))
-        self.left()
+        part(self, error_response(Fault("FATAL", sqlstate, text)))
 
     def left(self) -> None:
         """The client is gone (or is made to go)."""
-        if self.closing:
-            return
+        if not self.closing:
+            self.give_up_session()
+        self.close()
+
+    def give_up_session(self) -> None:
+        """It is to be served no more."""
         server, self.server = self.server, None
         if not self.pool.withdraw(self.ticket) and server is not None:
             self.ticket.release()
             self.pool.client_left(server, self)
-        self.close()
 
     def close(self) -> None:
-        """Forget the client and close its socket."""
+        """Forget the client, and close its socket with whatever it has not taken."""
         if self.unsent:
-            self._send_unsent()
-        if self.closing:
+            self.send_unsent()
+        if self.fd < 0:
             return
         self.closing = True
         self.reactor.remove(self.fd)
+        self.fd = -1
         self.sock.close()
         if self.statements is not None:
             self.statements.clear()
@@ -377,4 +388,3 @@ class ClientConn:
     def fault(self) -> None:
         """The reactor found a bug of ours in this connection."""
         self.break_off("XX000", "internal error in the pooler")
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from pooler.relay.parting import part
 from pooler.wire.messages import Fault, error_response, notice_response, parameter_status
 
 if TYPE_CHECKING:
@@ -35,10 +36,9 @@ def unpin(client: ClientConn) -> None:
 def refuse_to_pin(client: ClientConn) -> None:
     """No session more may be kept: what the client left on one cannot be, and it has to know."""
     limit = client.pool.plan.settings.max_pinned
-    client.deliver(error_response(Fault(
+    part(client, error_response(Fault(
         "FATAL", "53400", f"{limit} clients keep a session of their own already (max_pinned)",
         hint="Session state lasts beyond a transaction here only while a session can be kept for it.")))
-    client.left()
 
 
 def tell_news(client: ClientConn, before: ParameterSet) -> None:

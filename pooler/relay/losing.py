@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pooler.errors import BackendLost, OutcomeUnknown, PoolerError
 from pooler.relay.answers import IDLE
 from pooler.relay.owed import COPY_ENDED
+from pooler.relay.parting import go, part
 from pooler.relay.refusal import refuse_owed
 from pooler.wire.prepared import COMMITS
 
@@ -30,10 +31,11 @@ def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
         else:
             client.break_off("08006", "session after session ended as it was given this client's settings")
         return
-    if fatal or server.skip:
-        # the server's own last word was passed on: end as it would have ended. Or half a message was, and
-        # whatever were said now would be taken for the rest of it
-        client.close()
+    if server.skip:  # half a message was passed on: whatever were said now would be taken for the rest of it
+        go(client, b"")
+        return
+    if fatal:  # the server's own last word was passed on: end as it would have ended
+        part(client, b"")
         return
     autocommit = server.status == IDLE and bool(server.owed)
     ends = bool(server.owed) and (server.commits or COMMITS.search(client.last_sent) is not None)

@@ -93,11 +93,12 @@ def _row(server: ServerConn, message: bytes) -> None:
 def _failed(server: ServerConn, message: bytes) -> None:
     """An error in answer to a query of the pooler's own, or the last word of a session that nobody uses."""
     words = read_fault(message[5:]).message
-    server.note_fatal(message)
-    if server.own:
+    if server.own:  # then it is not a last word that anybody else has heard
         server.own_answered = True
         server.own_error = message
-    elif server.fatal:  # nobody gets it before its end was read, and nothing is sent that could meet that
+        return
+    server.note_fatal(message)
+    if server.fatal:  # nobody gets it before its end was read, and nothing is sent that could meet that
         server.cut = True
         server.pool.sessions_lost += 1
         server.give_up("the server ended it: " + words)

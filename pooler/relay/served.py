@@ -22,6 +22,7 @@ class Served(Protocol):
     statements: ClientStatements | None  # what it has prepared
     forgets: bytes | None  # prepared names that what was sent last forgets
     last_sent: bytes  # the last text of a query
+    last_word: bytes  # to be said where the message that is half way ends; then it is served no more
     fitting: bool  # what it sends waits until a server has taken its parameters
 
     def deliver(self, data: bytes) -> None:

@@ -40,6 +40,7 @@ class TaskClient:
     """One task's use of one session."""
 
     forgets: bytes | None = None
+    last_word = b""
     statements: ClientStatements | None = None
 
     def __init__(self, pool: Pool) -> None:

@@ -71,5 +71,5 @@ def _remove(registry: Registry, key: PoolKey, pool: Pool) -> None:
         client.break_off("08P01", "database removed")
     pool.reconnect()
     pool.close_idle("database removed")
-    if not pool.core.total:
+    if not pool.core.total and not pool.clients:
         del registry.pools[key]
