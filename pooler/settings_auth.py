@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator
 
+from pooler.wire.auth import LDAP_INSTEAD
+
 if TYPE_CHECKING:
     from pooler.settings_models import AuthSettings, DatabaseSettings
     from pooler.settings_tls import ClientTlsSettings
@@ -18,8 +20,7 @@ NEEDS_SECRETS = frozenset({"password", "md5", "scram-sha-256"})
 def _auth_method(value: object) -> object:
     """PgBouncer's `plain` is our `password`."""
     if value == "ldap":
-        raise ValueError("ldap is not served: `pam` reaches a directory through the system's PAM "
-                         "(pam_ldap, sssd), and clients may bring a certificate (cert)")
+        raise ValueError(f"ldap is not served: {LDAP_INSTEAD}")
     return "password" if value == "plain" else value
 
 

@@ -18,6 +18,7 @@ from pooler.dropin.fields import allowed_words, as_field, field_at
 from pooler.dropin.notes import Note, Notes
 from pooler.dropin.reading import Bouncer, Setting
 from pooler.settings_inert import INERT
+from pooler.wire.auth import LDAP_INSTEAD
 
 _OWN_WAY = frozenset({  # built by hand below
     "listen_addr", "listen_port", "unix_socket_dir", "auth_type", "auth_file", "verbose", "min_pool_size",
@@ -148,7 +149,7 @@ def _auth(config: dict[str, Any], bouncer: Bouncer, given: Circumstances, notes:
     words = [word for word in _AUTH_WORDS.get(wanted, (wanted,)) if word in allowed_words(target)]
     if not words:
         notes.lost(setting.place, "auth_type",
-                   f"this version has no auth.type {wanted}: scram-sha-256 is set", grave=True)
+                   f"{wanted} is not served (an import writes scram-sha-256): {LDAP_INSTEAD}", grave=True)
     auth["type"] = words[0] if words else "scram-sha-256"
     named = bouncer.text("auth_file")
     auth["file"] = str(given.base / Path(named).expanduser() if named else given.auth_file)

@@ -26,7 +26,7 @@ from pooler.dropin.setup import Launch, Setup, first_look, log_targets, path_of,
 from pooler.dropin.takeover import Predecessor
 from pooler.dropin.words import of_the_ini
 from pooler.errors import UsageFault
-from pooler.net.userlist import read_userlist
+from pooler.net.auth_files import AuthFiles
 from pooler.settings import Settings, load
 
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ def _serve(launch: Launch, run_dir: Path, pump: LogPump, old: Predecessor | None
     set_up_logging(settings.log.format, settings.log.level)
     for note in setup.notes:
         log.warning("config_warning", text=note)
-    _check_users(settings)
+    AuthFiles.read(settings.auth)
 
     def regenerate() -> None:
         _, fresh = setup.write()
@@ -79,11 +79,6 @@ def _settings_of(config: Path, launch: Launch) -> Settings:
         return load(config)
     except UsageFault as refused:
         raise UsageFault(of_the_ini(str(refused), launch.ini)) from None
-
-
-def _check_users(settings: Settings) -> None:
-    if settings.auth.file is not None:
-        read_userlist(settings.auth.file)
 
 
 def _find_old(bouncer: Bouncer, launch: Launch, pidfile: Path | None) -> Predecessor | None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from pooler.errors import UsageFault
 from pooler.net.hba_tokens import DISK, Field, Files, HbaFault, Line, Word, lines_of, resolved
-from pooler.wire.auth import AuthType, Certificate
+from pooler.wire.auth import LDAP_INSTEAD, AuthType, Certificate
 
 Network = IPv4Network | IPv6Network
 Interface = IPv4Interface | IPv6Interface
@@ -243,7 +243,8 @@ def _method(line: Line, kind: str, word: str) -> AuthType:
     if word == "ident" and kind == "local":
         word = "peer"  # as PostgreSQL
     if word not in METHODS:
-        raise HbaFault(line.where, f'method "{word}" is not served: write one of {", ".join(METHODS)}')
+        instead = LDAP_INSTEAD if word == "ldap" else f"write one of {', '.join(METHODS)}"
+        raise HbaFault(line.where, f'method "{word}" is not served: {instead}')
     method = METHODS[word]
     if method is AuthType.PEER and kind != "local":
         raise HbaFault(line.where, "peer is for unix sockets: write local at the beginning of the line")

@@ -11,6 +11,7 @@ import hmac
 import re
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from pooler.wire.messages import text
 from pooler.wire.scram import Keys, Verifier
@@ -31,6 +32,11 @@ class AuthType(StrEnum):
     PAM = "pam"
     HBA = "hba"  # one of the others, by the rules of a file
     REJECT = "reject"
+
+
+LDAP_INSTEAD: Final = (
+    "`pam` reaches a directory through the system's PAM (pam_ldap, sssd), and clients may bring a "
+    "certificate (cert)")  # what to do where PgBouncer was asked to look in one itself
 
 
 class Certificate(StrEnum):

@@ -46,7 +46,7 @@ def test_the_faults_of_its_rules_and_maps_are_told_with_their_lines(pooler: Pool
     told = sorted(line.replace(str(config.parent), "").strip() for line in done.err.splitlines()[1:])
     assert [line.partition(": ")[0] + line.partition(": ")[2][:12] for line in told] == [
         "auth.hba_file/hba.conf:2:", "auth.hba_file/hba.conf:3:", "auth.ident_file/ident.conf:"]
-    assert 'method "ldap" is not served' in told[1]
+    assert 'method "ldap" is not served: `pam` reaches a directory' in told[1]
 
 
 def test_a_method_that_is_not_served_is_told_with_what_to_use_instead(pooler: Pooler, config: Path) -> None:

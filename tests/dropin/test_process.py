@@ -234,6 +234,22 @@ def test_what_cannot_be_done_safely_is_refused_with_its_line(play: Play) -> None
     assert left_behind(played) == set()
 
 
+@pytest.mark.parametrize(("rules", "says"), [
+    ("host all all all ldap ldapserver=x", 'rules:1: method "ldap" is not served: `pam` reaches a directory'),
+    ("local all all trust\nlocal all all gss", 'rules:2: method "gss" is not served: write one of trust,'),
+])
+def test_rules_that_cannot_be_followed_are_refused_at_the_start(
+    play: Play, rules: str, says: str
+) -> None:
+    """Not by workers that end and begin again, while nobody is served."""
+    played = play(run=False, settings={"auth_type": "hba", "auth_hba_file": "rules"})
+    (played.folder / "rules").write_text(rules)
+    done = played.run()
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert left_behind(played) == {"rules"}
+
+
 def test_it_is_killed_and_its_successor_clears_what_is_left(play: Play) -> None:
     played = play()
     assert played.child is not None
