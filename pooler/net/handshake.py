@@ -7,6 +7,7 @@ it in time.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import ssl
@@ -36,6 +37,10 @@ _threads = trio.lowlevel.RunVar[trio.CapacityLimiter]("handshake threads")
 
 class HandshakeFailed(Broken):
     """There is no TLS connection: the peer left, did not speak TLS, or one of us refused the other."""
+
+
+class HandshakeLeft(HandshakeFailed):
+    """The peer went away before its end, without a word of why: a probe, or a client that gave up."""
 
 
 async def accept_tls(raw: RawSocket, tls: ClientTls) -> None:
@@ -109,7 +114,7 @@ def _wrap(
         return TlsSocket.over(sock, context, server_side=server_side, server_hostname=server_hostname)
     except (OSError, ValueError) as fault:
         sock.close()
-        raise HandshakeFailed(f"TLS could not begin: {_reason(fault)}") from fault
+        raise _failure(fault)(f"TLS could not begin: {_reason(fault)}") from fault
 
 
 async def _handshake(
@@ -128,7 +133,7 @@ async def _handshake(
         except ssl.SSLWantWriteError:
             await trio.lowlevel.wait_writable(sock)
         except (OSError, ValueError) as fault:
-            raise HandshakeFailed(f"TLS handshake failed: {_reason(fault)}") from fault
+            raise _failure(fault)(f"TLS handshake failed: {_reason(fault)}") from fault
 
 
 def _limiter() -> trio.CapacityLimiter:
@@ -138,6 +143,12 @@ def _limiter() -> trio.CapacityLimiter:
         limiter = trio.CapacityLimiter(THREADS)
         _threads.set(limiter)
         return limiter
+
+
+def _failure(fault: OSError | ValueError) -> type[HandshakeFailed]:
+    has_left = isinstance(fault, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError) or (
+        isinstance(fault, OSError) and fault.errno == errno.ENOTCONN)
+    return HandshakeLeft if has_left else HandshakeFailed
 
 
 def _reason(fault: OSError | ValueError) -> str:

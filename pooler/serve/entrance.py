@@ -20,7 +20,7 @@ from pooler.console.as_pgbouncer import check_startup, reworded_login
 from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients, WaitEnded
 from pooler.net.client_count import ClientCount
 from pooler.net.dial import DialFailed
-from pooler.net.handshake import HandshakeFailed
+from pooler.net.handshake import HandshakeFailed, HandshakeLeft
 from pooler.net.login import Door, LoggedIn, Welcome, greet, login, refuse
 from pooler.net.proxy_protocol import PeerAddress
 from pooler.net.stream import Broken, PeerGone, RawSocket
@@ -72,6 +72,8 @@ class Entrance:
     ) -> None:
         try:
             await self._admit_or_be_refused(service, door_of, raw, peer)
+        except HandshakeLeft:
+            pass  # as one that leaves before its start-up packet
         except HandshakeFailed as failed:
             self.refusals += 1
             log.info(Event.CLIENT_REFUSED, address=peer.host, reason=str(failed))

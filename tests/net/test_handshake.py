@@ -15,7 +15,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from pooler.errors import LoginRefused
-from pooler.net.handshake import THREADS, HandshakeFailed, accept_tls
+from pooler.net.handshake import THREADS, HandshakeFailed, HandshakeLeft, accept_tls
 from pooler.net.login import refuse
 from pooler.net.stream import PeerGone, RawSocket
 from pooler.net.tls import TlsSocket
@@ -136,6 +136,21 @@ async def test_who_does_not_speak_tls_fails_with_a_reason(sent: bytes) -> None:
         await accept_tls(raw, clients())
     raw.close()
     other.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02"])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_who_goes_away_without_a_word_is_told_from_who_does_it_wrong(sent: bytes, reset: bool) -> None:
+    """R48: a probe."""
+    one, other = tcp_pair()
+    raw = RawSocket(one)
+    other.sendall(sent)
+    if reset:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    other.close()
+    with pytest.raises(HandshakeLeft):
+        await accept_tls(raw, clients())
+    raw.close()
 
 
 async def test_a_connection_that_was_reset_before_is_a_failed_handshake() -> None:
