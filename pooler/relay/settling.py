@@ -102,7 +102,6 @@ def tagged(server: ServerConn, tag: bytes) -> None:
             server.residue |= _RESETS
     if ALTERING_TAG(tag) is not None:
         server.altered = True
-        server.pool.statements.outdate_all()
     if tag in FORGETTING_TAGS:
         server.statements.clear()
         server.statements.unnamed = UNSURE
