@@ -159,6 +159,11 @@ class Server:
         self.log.touch()
         self._own(self.log)
         self.child = Child(argv, self.log, account=self._account, die_signal=self._die_signal)
+        self.wait_until_up()
+
+    def wait_until_up(self) -> None:
+        """It takes connections: after its start, or again after a crash of one of its processes."""
+        assert self.child is not None
         self.child.wait_until(self._answers, f"PostgreSQL {self.installation.version} takes connections")
 
     def stop(self, *, immediate: bool = False) -> None:

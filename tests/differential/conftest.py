@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,7 @@ def make_rig(etcd: Etcd) -> Iterator[Callable[[int], Rig]]:
                 fleet.write()
                 running.callback(_stop, fleet)
                 fleet.start()
-                watch = Watch(running.enter_context(local_superuser(database)))
+                watch = running.enter_context(closing(Watch(local_superuser(database))))
                 rigs[version] = Rig(database, fleet, watch)
             return rigs[version]
 

@@ -40,6 +40,15 @@ class Watch:
     def __init__(self, client: RawClient) -> None:
         self._client = client
 
+    def go_on_with(self, client: RawClient) -> None:
+        """The server has ended the one it had."""
+        self.close()
+        self._client = client
+
+    def close(self) -> None:
+        """Its connection."""
+        self._client.close()
+
     def is_quiet(self, watched: RawClient) -> bool | None:
         """The server has read all that was sent, did it, and waits for more. None: it is gone."""
         unread = struct.unpack("i", fcntl.ioctl(watched.socket, TIOCOUTQ, bytes(4)))[0]

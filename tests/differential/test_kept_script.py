@@ -42,7 +42,7 @@ def test_a_kept_script_is_heard_as_straight_from_the_server(
     failed = fails(steps)
     if failed:
         steps = shortened(steps, fails)
-    compared.owner.close()
+    compared.close()
     if failed:
         lines = [f"{client} {kinds(data).decode()} {data!r}" for data, client in steps]
         pytest.fail("\n".join([*lines, why]))
