@@ -99,9 +99,10 @@ def stage(server: ScriptedServer, workers: int) -> Iterator[Stage]:
 class OddServer:
     """What the scripted server answers: to a client's own texts by the number in them, else by chance."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, place: int = 0) -> None:
+        """`place`: where it serves, of several of one seed."""
         self._seed = seed
-        self._chance = Random(f"{seed}:server")
+        self._chance = Random(f"{seed}:server:{place}")
         self.said: Counter[str] = Counter()  # inputs by phase
         self.told: set[int] = set()  # numbers that were said lately
 
@@ -134,7 +135,7 @@ class OddServer:
         if self._chance.random() >= part:
             return None
         self.said[phase] += 1
-        return Random(f"{self._seed}:{phase}:{self.said[phase]}")
+        return Random(f"{self._seed}:{phase}:{self._chance.random()}")
 
 
 def _number_in(text: str) -> int | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import socket
 import zlib
+from collections import deque
 from random import Random
 
 SERVER_KINDS = frozenset(b"123ACDEGHIKNRSTVWZcdnstv")
 _MARK = re.compile(rb"<(\d+)[.](\d+)>")
+HEARD_MAX = 40
 _MESSAGE_BYTES_MAX = (1 << 30) + (1 << 16)  # the pooler's limit is on what is still to come of one
 _LENGTHS = (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\3", b"\0\0\0\4", b"\0\0\0\5", b"\x40\0\0\1",
             b"\0\1\0\0", b"\x00\x10\x00\x01", b"\x7f\xff\xff\xff", b"\x80\0\0\0")
@@ -64,16 +66,18 @@ class Hearing:
         self.errors = 0
         self.copies_in = 0
         self.last = b""
+        self.heard: deque[bytes] = deque(maxlen=HEARD_MAX)  # types, the newest last
         self.status = b""
         self.code = ""
-        self.is_fatal = False
+        self.is_fatal = False  # since the last ReadyForQuery
         self.strange: set[int] = set()
         self._bare = bare
         self._buffer = bytearray()
 
     @property
-    def is_between(self) -> bool:
-        return not self._buffer
+    def is_inside(self) -> bool:
+        """Whether the head of a message was heard, and not yet all of it."""
+        return len(self._buffer) >= 5
 
     def take(self, data: bytes) -> None:
         """Raises Nonsense."""
@@ -96,14 +100,16 @@ class Hearing:
 
     def _one(self, kind: bytes, body: bytes) -> None:
         self.last = kind
+        self.heard.append(kind)
         if kind == b"Z":
             self.readies += 1
+            self.is_fatal = False
             self.status = body
             if body not in (b"I", b"T", b"E"):
                 raise Nonsense(f"ReadyForQuery with {body!r}")
         elif kind == b"E":
             self.errors += 1
-            self.is_fatal = b"VFATAL\0" in body or b"VPANIC\0" in body
+            self.is_fatal = self.is_fatal or b"VFATAL\0" in body or b"VPANIC\0" in body
             found = re.search(rb"\0C([^\0]*)\0", body)
             self.code = found[1].decode(errors="replace") if found else ""
         elif kind == b"G":

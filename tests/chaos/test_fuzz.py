@@ -6,10 +6,10 @@ import pytest
 
 from chaos.fuzz import fuzz
 from chaos.fuzz_client import made
-from chaos.fuzz_relay import fuzz_relay
+from chaos.fuzz_relay import fuzz_relay, may_close, replay_relay
 from chaos.fuzz_said import in_service
 from chaos.fuzz_words import Hearing, Nonsense, mark, marks
-from chaos.words import complete, message, ready, row
+from chaos.words import complete, error, message, ready, row
 from pooler.demo.etcd import find_etcd
 from pooler.demo.postgres import installations
 from tests.support.need import missing
@@ -39,6 +39,31 @@ def test_anothers_mark_is_noticed() -> None:
     hearing.asked.add(1)
     hearing.take(row([mark(1)]) + row([mark(2)]) + ready())
     assert (hearing.strange, hearing.readies) == ({2}, 1)
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_what_an_input_to_the_relay_did_is_seen_again_from_its_number(odd: bool) -> None:
+    seen = []
+    for _ in range(2):
+        lines: list[str] = []
+        assert replay_relay(1, 803, lines.append, odd=odd) == []
+        seen.append(lines)
+    assert seen[0] == seen[1]
+
+
+FATAL = error("57P01", "bye", "FATAL")
+
+
+@pytest.mark.parametrize(("said", "cut", "is_right"), [
+    (FATAL, False, True), (row([]) + FATAL, False, True), (b"", False, False), (b"", True, False),
+    (row(["x"]), True, False), (row(["x"])[:-1], True, True), (row(["x"])[:-1], False, False),
+    (FATAL + ready(), False, False), (error("57P01", "no"), False, False)])
+def test_a_client_may_be_closed_behind_a_fatal_or_inside_a_message_that_its_server_broke_off(
+    said: bytes, cut: bool, is_right: bool,
+) -> None:
+    hearing = Hearing()
+    hearing.take(said)
+    assert may_close(hearing, was_cut=cut) == is_right
 
 
 def test_hostile_bytes_to_the_relay_end_their_sender_alone() -> None:
