@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.bulk import weigh
 from benchmarks.comparison import FULL, QUICK, compare
+from benchmarks.logins import storms
 from benchmarks.measure import Void
 from pooler.demo.process import PartFailed
 
@@ -18,6 +19,10 @@ OUT = Path(__file__).parent / "out"
 # what, how to read it, and the bound that must hold: lower is better for a cost, higher for a speed
 Bounds = dict[tuple[str, ...], tuple[str, str, float]]
 BULK_BOUNDS: Bounds = {("highest_mib_above_idle",): ("MiB of a worker above idle", "<=", 64)}
+LOGIN_BOUNDS: Bounds = {
+    ("ratio", "p99_ms"): ("p99 of transactions while 1,000 log in", "<=", 1.0),
+    ("ratio", "seconds"): ("time until the last is in", "<=", 3.0),
+}
 BOUNDS: Bounds = {
     ("cpu_ratio", "simple"): ("CPU per transaction, simple", "<=", 1.8),
     ("cpu_ratio", "extended"): ("CPU per transaction, extended", "<=", 1.8),
@@ -30,13 +35,16 @@ BOUNDS: Bounds = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=["quick", "full", "bulk"],
-                        help="quick takes under 90 seconds; bulk is about memory while much passes")
+    parser.add_argument("name", choices=["quick", "full", "bulk", "logins"],
+                        help="quick takes under 90 seconds; bulk is about memory while much passes, logins "
+                             "about what many at once cost the transactions of others")
     parser.add_argument("--check", action="store_true", help="exit 1 when a bound is missed")
     arguments = parser.parse_args()
     try:
         if arguments.name == "bulk":
             result, bounds = weigh(_say), BULK_BOUNDS
+        elif arguments.name == "logins":
+            result, bounds = storms(_say), LOGIN_BOUNDS
         else:
             result, bounds = compare(QUICK if arguments.name == "quick" else FULL, _say), BOUNDS
     except (Void, PartFailed) as fault:

@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import trustme
+
 from benchmarks.measure import Target, find_pgbench
 from pooler.demo.etcd import Etcd
 from pooler.demo.fleet import Fleet, FleetPlan, import_path
@@ -50,9 +52,28 @@ class Sides:
         return {child.pid} if child is not None else set()
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate and its key, of RSA as most have it."""
+
+    cert: Path
+    key: Path
+
+    @classmethod
+    def issue(cls, directory: Path) -> TlsFiles:
+        """For localhost, by an authority of its own. Both poolers may read it."""
+        rsa = trustme.KeyType.RSA
+        issued = trustme.CA(key_type=rsa).issue_cert("localhost", key_type=rsa)
+        files = cls(directory / "localhost.crt", directory / "localhost.key")
+        files.cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        files.key.touch(mode=0o600)
+        issued.private_key_pem.write_to_path(files.key)
+        return files
+
+
 @contextmanager
-def both_sides(workers: int) -> Iterator[Sides]:
-    """Start both, stop both. Raises PartFailed."""
+def both_sides(workers: int, *, encrypts: bool = False) -> Iterator[Sides]:
+    """Start both, stop both; `encrypts`: clients may use TLS. Raises PartFailed."""
     directory = temporary_directory("bench")
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -61,12 +82,15 @@ def both_sides(workers: int) -> Iterator[Sides]:
         etcd = Etcd(directory / "etcd")
         ends.callback(etcd.kill)
         etcd.start()
-        peers = {mode: _peer(directory, server, mode, ends) for mode in ("transaction", "session")}
+        tls = TlsFiles.issue(directory) if encrypts else None
+        peers = {mode: _peer(directory, server, mode, ends, tls) for mode in ("transaction", "session")}
+        own_tls = {} if tls is None else {"client_tls": {
+            "sslmode": "prefer", "cert_file": str(tls.cert), "key_file": str(tls.key)}}
         fleet = Fleet(FleetPlan(
             directory / "fleet", (f"127.0.0.1:{server.port}",), DBNAME,
             {USER: PASSWORD, OTHER: PASSWORD}, tuple(etcd.endpoints), (MONITOR, PASSWORD), name="bench",
             workers=workers, permits=2 * POOL_SIZE, admin_reserve=2,
-            more={"pool": {"default_pool_size": POOL_SIZE, "max_client_conn": 10_000}},
+            more={"pool": {"default_pool_size": POOL_SIZE, "max_client_conn": 10_000}, **own_tls},
             tenants=({"match": {"user": "*_batch"}, "tenant": "batch", "class": "batch"},
                      {"match": {"user": "*"}, "tenant": "app", "class": "interactive"}),
             policy={"executionClasses": {"interactive": {"permits": POOL_SIZE, "maxQueue": 10_000},
@@ -103,12 +127,21 @@ def _server(directory: Path, ends: ExitStack) -> Server:
     return server
 
 
-def _peer(directory: Path, server: Server, mode: str, ends: ExitStack) -> PgBouncer:
+def _peer(
+    directory: Path, server: Server, mode: str, ends: ExitStack, tls: TlsFiles | None
+) -> PgBouncer:
     own = directory / f"pgbouncer-{mode}"
     own.mkdir(mode=0o755)
+    encrypts = {}
+    if tls is not None:
+        key = own / "server.key"
+        shutil.copy(tls.key, key)
+        key.chmod(0o644)  # it runs as another user, in a directory that is gone in a minute
+        encrypts = {"client_tls_sslmode": "prefer", "client_tls_cert_file": str(tls.cert),
+                    "client_tls_key_file": str(key)}
     peer = PgBouncer(own, DBNAME, f"host=127.0.0.1 port={server.port} dbname={DBNAME}",
                      {USER: PASSWORD, OTHER: PASSWORD},
-                     {"pool_mode": mode, "default_pool_size": str(POOL_SIZE)})
+                     {"pool_mode": mode, "default_pool_size": str(POOL_SIZE), **encrypts})
     ends.callback(peer.stop)
     peer.start()
     return peer
