@@ -1,4 +1,8 @@
-"""`python -m chaos run all|NAME [--seed N] [--seconds S] [--json FILE]`: exit 0 only if all verdicts hold."""
+"""`python -m chaos run all|NAME [--seed N] [--seconds S] [--json FILE]`: exit 0 only if all verdicts hold.
+
+`python -m chaos replay relay-client|relay-server|port --seed N NUMBER …`: what one client of the fuzz was
+sent, again, as a run that found it wrong has named it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos.fuzz import fuzz
+from chaos.fuzz import REPLAYED, fuzz, replay
 from chaos.outcome import Outcome
 from chaos.storm import storm
 from pooler.demo import judge
@@ -21,12 +25,19 @@ SCENARIOS: dict[str, Scenario] = {"storm": storm, "fuzz": fuzz}
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("verb", choices=["run"])
-    parser.add_argument("name", choices=["all", *SCENARIOS])
+    parser.add_argument("verb", choices=["run", "replay"])
+    parser.add_argument("name", choices=["all", *SCENARIOS, *REPLAYED])
+    parser.add_argument("numbers", type=int, nargs="*", metavar="NUMBER")
     parser.add_argument("--seed", type=int, help="repeats a run; default: a new one, printed")
     parser.add_argument("--seconds", type=float, default=60, help="how long each scenario disturbs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
+    if (arguments.verb == "replay") != (arguments.name in REPLAYED and bool(arguments.numbers)):
+        parser.error("scenarios are run; what is replayed has numbers")
+    if arguments.verb == "replay":
+        wrong = replay(arguments.name, arguments.seed or 0, arguments.numbers, print)
+        print("\n".join(wrong) or "nothing was wrong")
+        return 1 if wrong else 0
     seed = arguments.seed if arguments.seed is not None else secrets.randbelow(2**31)
     names = list(SCENARIOS) if arguments.name == "all" else [arguments.name]
     results = {name: run_one(name, seed, arguments.seconds) for name in names}

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from chaos.fuzz_client import Place, Sender
-from chaos.fuzz_relay import fuzz_relay
+from chaos.fuzz_relay import fuzz_relay, replay_relay
 from chaos.fuzz_run import SERVED_SECONDS_MAX, Run, audited, no_wrong
 from chaos.fuzz_server import fuzz_server
 from chaos.outcome import Outcome
-from chaos.world import CONSOLE, DBNAME, PASSWORD, USER, world
+from chaos.world import CONSOLE, DBNAME, PASSWORD, USER, World, world
 from pooler.demo import client as c
 
 PERMITS, WORKERS, SENDERS = 60, 2, 24
@@ -24,7 +25,7 @@ CLIENTS_PART = 0.6
 FLEET_CLIENTS_PART, FLEET_SERVER_PART = 0.12, 0.05  # of each kind: what a whole fleet is sent
 BYSTANDER = "bystander"
 MODES = {USER: "transaction", "fuzz_session": "session", "fuzz_statement": "statement"}
-
+REPLAYED = ("relay-client", "relay-server", "port")
 Say = Callable[[str], None]
 
 
@@ -42,12 +43,8 @@ def fuzz(seed: int, seconds: float, say: Say) -> Outcome:
 
 def fuzz_clients(seed: int, inputs: int, say: Say) -> Outcome:
     """Bytes to the client port."""
-    others = [BYSTANDER, *(name for name in MODES if name != USER)]
-    more: dict[str, dict[str, Any]] = {
-        "users": {name: {"pool_mode": mode} for name, mode in MODES.items()}, "log": {"level": "error"},
-        "auth": {"failed_login_delay_max": "0s"}}
-    with world(permits=PERMITS, workers=WORKERS, others=others, more=more) as here:
-        place = Place(here.port, PASSWORD, DBNAME, list(MODES), (CONSOLE, PASSWORD))
+    with _port() as here:
+        place = _place(here)
         run = Run(here.fleet, lambda: c.RawClient("127.0.0.1", here.port, 2 * SERVED_SECONDS_MAX).login(
             BYSTANDER, PASSWORD, DBNAME))
         senders: list[Sender] = []
@@ -65,3 +62,27 @@ def fuzz_clients(seed: int, inputs: int, say: Say) -> Outcome:
                     audited(here.fleet, here.parked.away)]
         return Outcome(verdicts, {"clients": {
             "inputs": sum(heard.values()), "heard": dict(heard), **run.figures}})
+
+
+def replay(part: str, seed: int, numbers: Sequence[int], say: Say) -> list[str]:
+    """The inputs of one client again, as a run has named them: what was wrong. `part`: relay-client,
+    relay-server (of these the last is looked at, behind all that came before) or port. Raises PartFailed."""
+    if part != "port":
+        return replay_relay(seed, numbers[-1], say, odd=part == "relay-server")
+    with _port() as here:
+        sender = Sender(_place(here), seed)
+        sender.send(numbers)
+        say(f"heard: {dict(sender.heard)}")
+        return sender.wrong
+
+
+def _place(here: World) -> Place:
+    return Place(here.port, PASSWORD, DBNAME, list(MODES), (CONSOLE, PASSWORD))
+
+
+def _port() -> AbstractContextManager[World]:
+    others = [BYSTANDER, *(name for name in MODES if name != USER)]
+    more: dict[str, dict[str, Any]] = {
+        "users": {name: {"pool_mode": mode} for name, mode in MODES.items()}, "log": {"level": "error"},
+        "auth": {"failed_login_delay_max": "0s"}}
+    return world(permits=PERMITS, workers=WORKERS, others=others, more=more)

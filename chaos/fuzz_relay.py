@@ -20,7 +20,7 @@ from chaos.fuzz_client import ends_whole, made
 from chaos.fuzz_run import GROWTH_BYTES_MAX, WARM_PART, no_wrong, resident
 from chaos.fuzz_scene import CLIENTS, Client, Scene
 from chaos.fuzz_server import OddServer, asking
-from chaos.fuzz_words import Hearing, Nonsense
+from chaos.fuzz_words import Nonsense, may_close
 from chaos.outcome import Outcome
 from pooler.demo.judge import Verdict
 from pooler.relay import reactor
@@ -97,12 +97,6 @@ class Fuzz:
             b"X" in each for n in client.sent for each in made(self._seed, n, "session").writes)
 
 
-def may_close(hearing: Hearing, *, was_cut: bool) -> bool:
-    """Whether a client that heard this may be closed. `was_cut`: a session has just ended in the middle of a
-    message that a client was being sent; inside of it nobody can be told anything."""
-    return hearing.is_fatal or (was_cut and hearing.is_inside)
-
-
 @contextmanager
 def scenes(seed: int, *, odd: bool) -> Iterator[list[Scene]]:
     """One of each of MIXES. What they log of sessions that come and go is not shown."""
@@ -145,7 +139,8 @@ def fuzz_relay(seed: int, from_clients: int, from_server: int, say: Callable[[st
 
 
 def replay_relay(seed: int, number: int, say: Callable[[str], None], *, odd: bool) -> list[str]:
-    """One input again, behind those that its scene got before it: what was wrong then."""
+    """One input again (`odd`: an answer of the server), behind all that its scene got before it. → what was
+    wrong with it."""
     with scenes(seed, odd=odd) as stage:
         fuzz = Fuzz(seed, stage)
         for before in range(number % len(MIXES), number, len(MIXES)):
@@ -157,5 +152,5 @@ def replay_relay(seed: int, number: int, say: Callable[[str], None], *, odd: boo
         say(f"{mode} {settings}: input {number} of a client that was sent {client.sent}")
         for asked in ([asking(seed, number)[0]] if odd else made(seed, number, "session").writes):
             say(f"sent {asked!r}")
-        say(f"{'closed' if client.closed else 'open'} behind {client.hearing.heard!r}")
+        say(f"{'closed' if client.closed else 'open'} behind {b''.join(client.hearing.heard)!r}")
     return fuzz.wrong

@@ -17,7 +17,7 @@ from typing import Any
 
 from chaos.fuzz_run import Run, audited, no_wrong
 from chaos.fuzz_said import in_service, to_facts, to_own_query, to_startup
-from chaos.fuzz_words import Hearing, Nonsense, mark, marks, read
+from chaos.fuzz_words import Hearing, Nonsense, mark, marks, may_close, read
 from chaos.outcome import Outcome
 from chaos.script import PASSWORD, Asked, Say, Script, Session, honest
 from chaos.scripted_server import ScriptedServer
@@ -227,12 +227,14 @@ class Asker:
             client.socket.settimeout(LOGIN_SECONDS_MAX)
             client.socket.sendall(data)
         except OSError:
-            return "closed"
+            pass  # what it was told stands there to be read
         until = time.monotonic() + ANSWER_SECONDS_MAX
         while hearing.readies < wanted:
             was_told = number in self._odd.told
             said = read(client.socket, hearing, QUIET_SECONDS)
             if said == "closed":
+                if not may_close(hearing, was_cut=True):
+                    self.wrong.append(f"{[*hearing.asked]} of {self._user}: closed without a word")
                 return f"closed {hearing.code}"
             if said == "nothing" and was_told:
                 return "nothing more"

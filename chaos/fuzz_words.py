@@ -118,6 +118,12 @@ class Hearing:
             self.strange |= marks(body) - self.asked
 
 
+def may_close(hearing: Hearing, *, was_cut: bool) -> bool:
+    """Whether a client that heard this may be closed. `was_cut`: a session has just ended in the middle of a
+    message that a client was being sent; inside of it nobody can be told anything."""
+    return hearing.is_fatal or (was_cut and hearing.is_inside)
+
+
 def read(sock: socket.socket, hearing: Hearing, seconds: float) -> str:
     """One recv: `answered`, `nothing` within the time, or `closed`. Raises Nonsense."""
     sock.settimeout(seconds)

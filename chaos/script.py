@@ -16,18 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from chaos.words import (
-    answered,
-    backend_key,
-    columns,
-    complete,
-    error,
-    message,
-    parameter,
-    ready,
-    request,
-    row,
-)
+from chaos import words as w
 from pooler.errors import PoolerError
 from pooler.wire.scram import ServerExchange, Verifier
 
@@ -192,22 +181,22 @@ def honest(session: Session, asked: Asked) -> Say:
 def greeting(session: Session) -> bytes:
     """From AuthenticationOk to ReadyForQuery."""
     session.is_in = True
-    told = b"".join(parameter(name, value) for name, value in GREETED.items())
-    name = parameter("application_name", session.parameters.get("application_name", ""))
-    return request(0) + told + name + backend_key(session.pid) + ready()
+    told = b"".join(w.parameter(name, value) for name, value in GREETED.items())
+    name = w.parameter("application_name", session.parameters.get("application_name", ""))
+    return w.request(0) + told + name + w.backend_key(session.pid) + w.ready()
 
 
 def _startup(session: Session, asked: Asked) -> Say:
     match session.script.login:
         case "md5":
-            return Say(request(5, SALT))
+            return Say(w.request(5, SALT))
         case "scram":
-            return Say(request(10, b"SCRAM-SHA-256\0\0"))
+            return Say(w.request(10, b"SCRAM-SHA-256\0\0"))
     return Say(greeting(session))
 
 
 def _password(session: Session, asked: Asked) -> Say:
-    wrong = Say(error("28P01", "password authentication failed", "FATAL"), Then.FIN)
+    wrong = Say(w.error("28P01", "password authentication failed", "FATAL"), Then.FIN)
     if session.script.login == "md5":
         inner = hashlib.md5(PASSWORD + session.user.encode()).hexdigest().encode()
         fits = asked.body == b"md5" + hashlib.md5(inner + SALT).hexdigest().encode() + b"\0"
@@ -216,11 +205,11 @@ def _password(session: Session, asked: Asked) -> Say:
         if session._scram is None:
             session._scram = ServerExchange(
                 nonce="scripted+nonce+of+24+byt", salt=VERIFIER.salt, iterations=VERIFIER.iterations)
-            return Say(request(11, session._scram.first(asked.body.split(b"\0", 1)[1][4:])))
+            return Say(w.request(11, session._scram.first(asked.body.split(b"\0", 1)[1][4:])))
         proven = session._scram.final(asked.body, VERIFIER)
     except (PoolerError, IndexError):
         return wrong
-    return wrong if proven is None else Say(request(12, proven[0]) + greeting(session))
+    return wrong if proven is None else Say(w.request(12, proven[0]) + greeting(session))
 
 
 def facts(session: Session) -> list[str | None]:
@@ -235,12 +224,12 @@ AUTHENTICATION_TIMEOUT_SECONDS, CONNECTIONS_MAX = 1, 10_000
 
 
 def _facts(session: Session, asked: Asked) -> Say:
-    return Say(answered([facts(session)]))
+    return Say(w.answered([facts(session)]))
 
 
 def _look(session: Session, asked: Asked) -> Say:
     """The coordinator's, with the types it reads by."""
-    return Say(answered([_look_row(session)], _LOOK_TYPES))
+    return Say(w.answered([_look_row(session)], _LOOK_TYPES))
 
 
 def _look_row(session: Session) -> list[str | None]:
@@ -260,24 +249,24 @@ _SETS = re.compile(r"\s*(set|reset|discard|deallocate|close|unlisten|listen)\b[^
 
 
 def _query(session: Session, asked: Asked) -> Say:
-    return Say(ran(session, asked.text, described=True) + ready(session.status))
+    return Say(ran(session, asked.text, described=True) + w.ready(session.status))
 
 
 def ran(session: Session, text: str, *, described: bool) -> bytes:
     """One statement's answer without its ReadyForQuery."""
     if _BEGINS.match(text):
         session.status = b"T"
-        return complete("BEGIN")
+        return w.complete("BEGIN")
     if ended := _ENDS.match(text):
         session.status = b"I"
-        return complete(ended[1].upper())
+        return w.complete(ended[1].upper())
     if found := _SETS.match(text):
-        return complete(found[1].upper() if found[1].lower() != "discard" else "DISCARD ALL")
+        return w.complete(found[1].upper() if found[1].lower() != "discard" else "DISCARD ALL")
     if not text.strip():
-        return message(b"I")
+        return w.message(b"I")
     told = "1" if "pg_settings" in text else text
     rows = [] if "pg_catalog.pg_settings s" in text else [[told]]
-    return answered(rows, described=described, ends=False)
+    return w.answered(rows, described=described, ends=False)
 
 
 def _extended(session: Session, asked: Asked) -> Say:
@@ -287,26 +276,26 @@ def _extended(session: Session, asked: Asked) -> Say:
     is_look = _question(session.text) == "look"
     match asked.event:
         case "P":
-            return Say(message(b"1"))
+            return Say(w.message(b"1"))
         case "B":
-            return Say(message(b"2"))
+            return Say(w.message(b"2"))
         case "C":
-            return Say(message(b"3"))
+            return Say(w.message(b"3"))
         case "D" if asked.body[:1] == b"S":
-            return Say(message(b"t", b"\0\0") + columns(1))
+            return Say(w.message(b"t", b"\0\0") + w.columns(1))
         case "D":
-            return Say(columns(len(_LOOK_TYPES), _LOOK_TYPES) if is_look else columns(1))
-    return Say(row(_look_row(session)) + complete("SELECT 1") if is_look
+            return Say(w.columns(len(_LOOK_TYPES), _LOOK_TYPES) if is_look else w.columns(1))
+    return Say(w.row(_look_row(session)) + w.complete("SELECT 1") if is_look
                else ran(session, session.text, described=False))
 
 
 def _sync(session: Session, asked: Asked) -> Say:
     session.skipping, session.text = False, ""
-    return Say(ready(session.status))
+    return Say(w.ready(session.status))
 
 
 def _other(session: Session, asked: Asked) -> Say:
-    return Say(error("08P01", f"invalid frontend message type {asked.event}", "FATAL"), Then.FIN)
+    return Say(w.error("08P01", f"invalid frontend message type {asked.event}", "FATAL"), Then.FIN)
 
 
 _HONEST: dict[str, Callable[[Session, Asked], Say]] = {
@@ -315,5 +304,5 @@ _HONEST: dict[str, Callable[[Session, Asked], Say]] = {
     "startup": _startup, "password": _password, "facts": _facts, "look": _look, "Q": _query, "S": _sync,
     **dict.fromkeys("PBDEC", _extended),
     **dict.fromkeys("Hdcf", lambda session, asked: Say()),
-    "F": lambda session, asked: Say(message(b"V", b"\xff\xff\xff\xff") + ready(session.status)),
+    "F": lambda session, asked: Say(w.message(b"V", b"\xff\xff\xff\xff") + w.ready(session.status)),
 }

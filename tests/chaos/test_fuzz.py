@@ -6,9 +6,9 @@ import pytest
 
 from chaos.fuzz import fuzz
 from chaos.fuzz_client import made
-from chaos.fuzz_relay import fuzz_relay, may_close, replay_relay
+from chaos.fuzz_relay import fuzz_relay, replay_relay
 from chaos.fuzz_said import in_service
-from chaos.fuzz_words import Hearing, Nonsense, mark, marks
+from chaos.fuzz_words import Hearing, Nonsense, mark, marks, may_close
 from chaos.words import complete, error, message, ready, row
 from pooler.demo.etcd import find_etcd
 from pooler.demo.postgres import installations
