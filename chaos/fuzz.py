@@ -1,7 +1,8 @@
 """Hostile bytes from clients, and from a server: whoever sends them ends alone.
 
 Three in five inputs are a client's; the others are what a scripted server says. One in ten goes to a whole
-fleet (a PostgreSQL, or the scripted server, behind it), the rest to the worker's relay alone.
+fleet (a PostgreSQL, or the scripted server, behind it), the rest to the worker's relay alone, in processes
+beside it: a fleet waits most of the time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from chaos.fuzz_client import Place, Sender
-from chaos.fuzz_relay import fuzz_relay, replay_relay
+from chaos.fuzz_relay import relay_beside, replay_relay
 from chaos.fuzz_run import SERVED_SECONDS_MAX, Run, audited, no_wrong
 from chaos.fuzz_server import fuzz_server
 from chaos.outcome import Outcome
@@ -35,8 +36,12 @@ def fuzz(seed: int, seconds: float, say: Say) -> Outcome:
     clients = round(inputs * CLIENTS_PART)
     server = inputs - clients
     to_fleet, to_fleet_by_server = round(clients * FLEET_CLIENTS_PART), round(server * FLEET_SERVER_PART)
-    parts = [fuzz_relay(seed, clients - to_fleet, server - to_fleet_by_server, say),
-             fuzz_clients(seed, to_fleet, say), fuzz_server(seed, to_fleet_by_server, say)]
+    with (relay_beside(seed, clients - to_fleet, odd=False) as by_clients,
+          relay_beside(seed, server - to_fleet_by_server, odd=True) as by_server):
+        parts = [fuzz_clients(seed, to_fleet, say), fuzz_server(seed, to_fleet_by_server, say),
+                 by_clients(), by_server()]
+    for part in parts[-2:]:
+        say(f"{part.figures}")
     return Outcome([verdict for part in parts for verdict in part.verdicts],
                    {name: value for part in parts for name, value in part.figures.items()})
 

@@ -8,10 +8,13 @@ an input did is seen again from the seed and its number.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from time import process_time
 from typing import Any
 
 import structlog
@@ -114,28 +117,32 @@ def scenes(seed: int, *, odd: bool) -> Iterator[list[Scene]]:
             each.close()
 
 
-def fuzz_relay(seed: int, from_clients: int, from_server: int, say: Callable[[str], None]) -> Outcome:
-    """So many inputs of each kind."""
-    heard: Counter[str] = Counter()
-    wrong: list[str] = []
-    growth, said = 0, 0
-    for odd, inputs in ((False, from_clients), (True, from_server)):
-        with scenes(seed, odd=odd) as stage:
-            fuzz = Fuzz(seed, stage)
-            start = resident({os.getpid()})
-            for number in range(inputs):
-                if number == inputs // WARM_PART:
-                    start = resident({os.getpid()})
-                fuzz.put(number, odd=odd)
-            growth = max(growth, resident({os.getpid()}) - start)
-            heard += fuzz.heard
-            wrong += fuzz.wrong
-            said += sum(scene.odd.said.total() for scene in stage if scene.odd is not None)
-    say(f"relay: {heard.total()} inputs ({said} answers of the server); heard: {dict(heard)}")
+def fuzz_relay(seed: int, inputs: int, *, odd: bool) -> Outcome:
+    """So many inputs of one kind; `odd`: answers of the server."""
+    who = "relay-server" if odd else "relay-client"
+    with scenes(seed, odd=odd) as stage:
+        fuzz, began = Fuzz(seed, stage), process_time()
+        start = resident({os.getpid()})
+        for number in range(inputs):
+            if number == inputs // WARM_PART:
+                start = resident({os.getpid()})
+            fuzz.put(number, odd=odd)
+        growth = resident({os.getpid()}) - start
+        said = sum(scene.odd.said.total() for scene in stage if scene.odd is not None)
     return Outcome([
-        no_wrong("relay", wrong),
-        Verdict("memory", growth <= GROWTH_BYTES_MAX, f"relay: the process grew by {growth / 2**20:.1f} MiB"),
-    ], {"relay": {"inputs": heard.total(), "said": said, "heard": dict(heard), "growth_bytes": growth}})
+        no_wrong(who, fuzz.wrong),
+        Verdict("memory", growth <= GROWTH_BYTES_MAX, f"{who}: the process grew by {growth / 2**20:.1f} MiB"),
+    ], {who: {"inputs": fuzz.heard.total(), "said": said, "heard": dict(fuzz.heard), "growth_bytes": growth,
+              "processor_seconds": round(process_time() - began, 1)}})
+
+
+@contextmanager
+def relay_beside(seed: int, inputs: int, *, odd: bool) -> Iterator[Callable[[], Outcome]]:
+    """The same in a process of its own, which leaves the processors to whoever else needs them. What is
+    yielded waits for its outcome."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, os.nice, (5,)) as pool:
+        yield pool.submit(fuzz_relay, seed, inputs, odd=odd).result
 
 
 def replay_relay(seed: int, number: int, say: Callable[[str], None], *, odd: bool) -> list[str]:

@@ -66,8 +66,9 @@ def test_a_client_may_be_closed_behind_a_fatal_or_inside_a_message_that_its_serv
     assert may_close(hearing, was_cut=cut) == is_right
 
 
-def test_hostile_bytes_to_the_relay_end_their_sender_alone() -> None:
-    outcome = fuzz_relay(seed=1, from_clients=1_500, from_server=1_500, say=print)
+@pytest.mark.parametrize("odd", [False, True])
+def test_hostile_bytes_to_the_relay_end_their_sender_alone(odd: bool) -> None:
+    outcome = fuzz_relay(seed=1, inputs=1_500, odd=odd)
     assert [verdict for verdict in outcome.verdicts if not verdict.held] == []
 
 
