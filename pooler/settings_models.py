@@ -214,7 +214,7 @@ class PoolSettings(Strict):
     max_client_conn: int = Field(100, ge=1)
     max_db_client_connections: Count = 0
     max_user_client_connections: Count = 0
-    max_user_connections: Count = Field(0, description="sessions of a user in any one database")
+    max_user_connections: Count = Field(0, description="sessions of a user over all databases of a worker")
     max_prepared_statements: Count = 200
     query_wait_timeout_seconds: Seconds = Field(120.0, alias="query_wait_timeout")
     query_wait_notify_seconds: Seconds = Field(5.0, alias="query_wait_notify")

@@ -97,7 +97,7 @@ class Worker:
             client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
         self.parts.next_number = lambda: self.registry.numbers.reserve(self.permits.ordinal)
-        self.parts.by_seat = self.registry.by_seat
+        self.parts.by_seat, self.parts.of_user = self.registry.by_seat, self.registry.of_user
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)
         self.commands = Commands(self.registry, Standing(run_dir), self._take_settings)
         self.leaving = Leaving(self.registry, self.commands)

@@ -199,6 +199,10 @@ class PoolCore(Generic[S]):
             taken.append(session)
         return taken
 
+    def oldest_wait(self) -> float:
+        """Since when somebody waits; infinity where nobody does."""
+        return next(iter(self.waiting)).queued_at if self.waiting else float("inf")
+
     def count_waiting(self) -> int:
         """Who waits now."""
         return len(self.waiting)

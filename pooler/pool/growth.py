@@ -14,6 +14,7 @@ from pooler.net.dial import DialFailed
 from pooler.net.facts import facts_and_query, session_facts
 from pooler.observe.events import Event
 from pooler.pool.opener import OpenPlan, open_session
+from pooler.pool.places import Turn
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
@@ -53,14 +54,20 @@ class Growth:
         self._forgotten = trio.Event()
 
     async def _open(self) -> None:
-        pool = self._pool
+        pool, places = self._pool, self._pool.parts.places
         server: ServerConn | None = None
+        turn = Turn(pool.plan.user)
         try:
             while server is None and self._still_wanted():
                 await self._wait_out_failure()
-                if self._still_wanted():
+                if self._still_wanted() and await self._has_place(turn):
                     server = await self._try_open()
+                    if server is None:
+                        places.leave(turn)  # while it waits to try again
+                    else:
+                        places.settle(turn, server)
         finally:
+            places.leave(turn)
             if server is None:
                 pool.core.open_failed()
         if server is not None and not pool.core.opened(server, monotonic()):
@@ -77,6 +84,35 @@ class Growth:
     async def _wait_out_failure(self) -> None:
         with trio.move_on_after(max(0.0, self._retry_at - monotonic())):
             await self._forgotten.wait()
+
+    async def _has_place(self, turn: Turn) -> bool:
+        """max_user_connections: wait in line for a while, and see to it that a place comes free."""
+        plan, places, came = self._pool.plan, self._pool.parts.places, trio.Event()
+        turn.on_place = came.set
+        if places.ask(turn, plan.user_sessions_max):
+            return True
+        self.last_error = NoPermit(f'user "{plan.user}" has all of its {plan.user_sessions_max} sessions')
+        self._make_room_for_user()
+        with trio.move_on_after(RETRY_FIRST_SECONDS):
+            await came.wait()
+        return turn.has_place
+
+    def _make_room_for_user(self) -> None:
+        """For each that stands in line a session of another pool gives way: an idle one that nobody waits for
+        there, or the next that falls idle where nobody has waited longer than here."""
+        core, parts, user = self._pool.core, self._pool.parts, self._pool.plan.user
+        others = [pool for pool in parts.of_user(user) if pool is not self._pool]
+        if sum(pool.core.shed + pool.core.closing for pool in others) >= parts.places.waiting(user):
+            return
+        if not core.waiting and not core.logins:
+            return  # for min_pool_size alone nobody gives way
+        if any(not pool.core.waiting and pool.close_idle(GIVES_WAY, 1) for pool in others):
+            return
+        since = core.oldest_wait()
+        busy = [pool for pool in others if len(pool.core.active) > pool.core.shed
+                and pool.core.oldest_wait() > since]
+        if busy:
+            max(busy, key=lambda pool: len(pool.core.active)).shed(1, GIVES_WAY)
 
     def _make_room(self) -> None:
         """Where logins share an entry's user, a session that lies idle for another login gives way."""

@@ -36,6 +36,7 @@ class PoolPlan:
     is_forced: bool = False  # its user is the entry's own
     connect_query: str = ""  # run on every session before anybody has it
     reserve: int = 0  # sessions more, once somebody has waited reserve_pool_timeout
+    user_sessions_max: int = 0  # of its user, over all pools of this worker; 0: no limit
 
     @property
     def keepalive(self) -> KeepAlive:
@@ -101,6 +102,7 @@ def plan_for(
         settings=effective,
         eof_is_proof=None if proof == "auto" else proof,
         reserve=reserve,
+        user_sessions_max=limit,
         is_forced=forced is not None,
         connect_query=database.connect_query or "",
     )

@@ -28,6 +28,7 @@ from pooler.pool.growth import Growth
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
+from pooler.pool.places import UserPlaces
 from pooler.pool.plan import PoolPlan
 from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
@@ -69,14 +70,11 @@ class Parts:
     server_tls: ServerTls | None = None
     next_number: Callable[[], int] = int
     by_seat: Callable[[str, str, str], Iterable[Pool]] = lambda *_: ()  # pools that share seats
+    of_user: Callable[[str], Iterable[Pool]] = lambda *_: ()  # pools whose sessions are this user's
+    places: UserPlaces = field(default_factory=UserPlaces)
     tickets: int = 0
     servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each
-
-
-def _every_text(text: bytes) -> object:
-    """Each text is looked at closely."""
-    return text
 
 
 class Pool:
@@ -128,7 +126,7 @@ class Pool:
         self.passes_names = self.holds_session or self.statements_max == 0
         self.state_rule = settings.session_state
         self.refuses = self.state_rule == "reject" and not self.holds_session
-        self.hits: Callable[[bytes], object] = _every_text if self.refuses else self.parts.look.hits
+        self.hits: Callable[[bytes], object] = len if self.refuses else self.parts.look.hits  # len: each
         self.reset = Reset.of(plan)
 
     # ---- asking and giving
@@ -273,6 +271,7 @@ class Pool:
     def _forget(self, server: ServerConn) -> None:
         self.sessions_closed += 1
         self.parts.servers.pop(server, None)
+        self.parts.places.ended(server)
         self.parts.server_forgotten.set()
         self.parts.server_forgotten = trio.Event()
         if server.row is not None:

@@ -189,6 +189,12 @@ class Registry:
             if (plan.ledger, plan.dbname, plan.user) == (db, dbname, user):
                 yield pool
 
+    def of_user(self, user: str) -> Iterator[Pool]:
+        """Pools whose sessions log in as this user."""
+        for pool in self.pools.values():
+            if pool.plan.user == user:
+                yield pool
+
     def server(self, db: str, permit: Permit) -> ServerConn | None:
         """The session under a permit."""
         for server in self.parts.servers:

@@ -72,6 +72,17 @@ def test_a_pool_of_the_entrys_own_user_is_filled_before_anybody_comes(play: Play
     assert row[0] < 3  # one each third of a second, as PgBouncer opens them
 
 
+@BOTH
+def test_a_users_limit_counts_his_sessions_in_all_databases(play: Play, server: Database, side: str) -> None:
+    names = ("one", "two", "three")
+    played = play(side, databases="\n".join(entry(server, name) for name in names),
+                  settings={"pool_mode": "transaction", "max_user_connections": "1"})
+    for name in (*names, *names):
+        assert played.psql(name, server.user, "select 1").stdout == "1\n"
+    lines = [line.split("|") for line in played.console("show servers").stdout.splitlines()]
+    assert [line[2] for line in lines if line[1] == server.user] == ["three"]
+
+
 @pytest.mark.parametrize(("options", "says"), [
     ("-c enable_seqscan=off", "unsupported startup parameter in options: enable_seqscan"),
     ("-d", "options startup parameter: only '-c config=val' and '--config=val' are allowed"),
