@@ -51,6 +51,8 @@ class BouncerSupervisor(Supervisor):
     async def started(self) -> None:
         """From now on a successor may ask; a predecessor is told to go."""
         if self._old is not None:
+            for each in self._sockets.unix:  # from here on the kernel says that we listen there
+                each.listen(self._settings.fleet.listen_backlog)
             await trio.to_thread.run_sync(self._old.let_go, self._settings.fleet.run_dir)
         self._nursery.start_soon(serve_takeovers, self._settings.fleet.run_dir, self)
 

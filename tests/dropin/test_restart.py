@@ -73,6 +73,23 @@ def test_a_running_transaction_ends_where_it_began(play: Play, server: Database)
             fresh.stop()
 
 
+def test_a_successor_is_succeeded_in_its_turn(play: Play, server: Database) -> None:
+    """Not the first one alone: the socket is the same, and who listens there another."""
+    first = play(settings={"pool_mode": "transaction"})
+    with psycopg.connect(host="127.0.0.1", port=first.port, user=server.user, dbname="app",
+                         autocommit=True) as client, ExitStack() as made:
+        old = first
+        for _ in range(2):
+            fresh = successor(old)
+            made.callback(fresh.stop)
+            assert old.wait_end(120) == 0
+            assert client.execute("select 1").fetchone() == (1,)
+            old = fresh
+        assert old.child is not None
+        assert not ended(old.child)
+        assert int((old.folder / "test.pid").read_text()) == old.child.pid
+
+
 def test_without_a_running_one_it_starts(play: Play, server: Database) -> None:
     played = play(run=False)
     played.launch("-R")
