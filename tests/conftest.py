@@ -18,6 +18,7 @@ pytest_plugins = (
     "tests.support.rawclient",
     "tests.support.relays",
     "tests.support.scripted",
+    "tests.support.nameserver",
 )
 
 settings.register_profile(

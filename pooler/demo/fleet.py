@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,18 +115,20 @@ class Fleet:
 
     def start(
         self, *, env: Mapping[str, str] | None = None, die_signal: signal.Signals | None = signal.SIGKILL,
-        timeout_seconds: float = 60,
+        timeout_seconds: float = 60, by: Sequence[str] = (),
     ) -> None:
         """Run it and wait until the coordinator and each worker say they serve. Raises PartFailed."""
-        self.launch(env=env, die_signal=die_signal)
+        self.launch(env=env, die_signal=die_signal, by=by)
         assert self.child is not None
         self.child.wait_until(self.is_ready, "the fleet is ready", timeout_seconds)
 
     def launch(
-        self, *, env: Mapping[str, str] | None = None, die_signal: signal.Signals | None = signal.SIGKILL
+        self, *, env: Mapping[str, str] | None = None, die_signal: signal.Signals | None = signal.SIGKILL,
+        by: Sequence[str] = (),
     ) -> None:
-        """Run it, ready or not."""
-        argv: list[str | Path] = [sys.executable, "-m", "pooler.cli.main", "fleet", "run", "-c", self.config]
+        """Run it, ready or not; `by` a command that becomes the one behind it."""
+        argv: list[str | Path] = [
+            *by, sys.executable, "-m", "pooler.cli.main", "fleet", "run", "-c", self.config]
         self.child = Child(argv, self.log, die_signal=die_signal,
                            env={"PYTHONPATH": import_path(), "PYTHONUNBUFFERED": "1", **(env or {})})
 

@@ -10,6 +10,7 @@ import socket
 
 import trio
 
+from pooler.net.names import addresses_of
 from pooler.net.stream import Broken
 
 
@@ -18,12 +19,8 @@ async def connect(host: str, port: int) -> socket.socket:
     is the directory of a unix socket. Raises Broken with the reason of the last address tried."""
     if host.startswith("/"):
         return await _connect_one(socket.AF_UNIX, f"{host}/.s.PGSQL.{port}")
-    try:
-        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as fault:
-        raise Broken(f"cannot resolve the name: {fault.strerror}") from fault
     failed = Broken("the name has no address")
-    for family, _, _, _, address in found:
+    for family, address in await addresses_of(host, port):
         try:
             return await _connect_one(family, address)
         except Broken as broken:
