@@ -355,7 +355,7 @@ class Supervisor:
     async def _shut_down(self, drain_first: bool) -> None:
         log.info(Event.FLEET_STOPPING, fleet=self._settings.fleet.name, drain=drain_first)
         notify_systemd("STOPPING=1")
-        self._sockets.release()  # each worker closes its own copies when it takes no more clients
+        self._sockets.release()  # a worker's own copies are closed when it ends
         grace = self._settings.fleet.drain_timeout_seconds if drain_first else 0.0
         async with trio.open_nursery() as nursery:
             for place in self._workers:
@@ -370,7 +370,7 @@ class Supervisor:
     async def _drain_then_end(self, process: Process, grace_seconds: float) -> None:
         if grace_seconds > 0:
             with trio.move_on_after(grace_seconds + 2 * DRAIN_MARGIN_SECONDS):
-                await drain(process, grace_seconds)
+                await drain(process, grace_seconds, last=True)
         await self.end(process)
 
     async def end(self, process: Process) -> None:

@@ -111,6 +111,7 @@ class Worker:
         self.figures.clients_of_host = self.count.total_alive
         self.figures.listening = lambda: chain.from_iterable(each.listening for each in self.acceptors)
         self.stopping = trio.Event()
+        self.shutting_down = False
         self.authority = Authority(self.registry, _mock_key(run_dir))
         self.holder.registry = self.registry
         self.holder.show_rows = self.figures.rows
@@ -201,6 +202,7 @@ class Worker:
         return Door(
             gate=gate, database_exists=lambda name: settings.database_for(name, service) is not None,
             proxy=ProxyRule.REQUIRED if must else ProxyRule.FORBIDDEN, tls=self.encryption.clients,
+            shutting_down=self.shutting_down,
             console_users=frozenset((*settings.admin.users, *settings.admin.stats_users)),
             console_databases=AS_PGBOUNCER if settings.admin.as_pgbouncer else CONSOLE_DATABASES)
 
@@ -222,10 +224,13 @@ class Worker:
             self.permits.epoch_ack(view.db, view.epoch)
 
     async def drain(self, args: Args) -> Args:
-        """Take no new client and let those here finish."""
+        """Take no new client and let those here finish. The last at its sockets tells who comes why."""
         log.info(Event.WORKER_DRAINING, index=self.spec["index"])
         self.commands.wake()
-        self.shut_doors()
+        if args.get("last"):
+            self.registry.draining = self.shutting_down = True
+        else:
+            self.shut_doors()
         await drain_clients(self.registry, self.figures.logins_open, args.get("timeout_seconds") or 0.0)
         return {"clients": len(self.registry.clients) + len(self.registry.replications)}
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import trio
 
-from pooler.errors import LoginRefused, PoolerError, ProtocolViolation
+from pooler.errors import LoginRefused, NotServing, PoolerError, ProtocolViolation
 from pooler.net.gate import Gate, GateRules, Proven, refusal_message
 from pooler.net.handshake import HANDSHAKE_RECORD, HandshakeFailed, accept_tls, has_alpn
 from pooler.net.passwords import send
@@ -48,7 +48,8 @@ class ProxyRule(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Door:
     """What one listening socket lets in: `gate` is about proof. `database_exists` is asked only about a
-    client that has proved who it is. `tls` is None where encryption is declined."""
+    client that has proved who it is. `tls` is None where encryption is declined. `shutting_down`: it is for
+    the console alone, and others are told so before they prove anything, as PostgreSQL does."""
 
     gate: GateRules
     database_exists: Callable[[str], bool]
@@ -56,6 +57,7 @@ class Door:
     console_databases: frozenset[str] = CONSOLE_DATABASES
     proxy: ProxyRule = ProxyRule.FORBIDDEN
     tls: ClientTls | None = None
+    shutting_down: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ async def login(sock: RawSocket, door: Door, peer: PeerAddress) -> LoggedIn | Ca
     asked = await entrance.take_request()
     if isinstance(asked, CancelAsked):
         return asked
+    if door.shutting_down and asked.database not in door.console_databases:
+        raise NotServing("the pooler is shutting down")
     entrance.check_encrypted(asked, address)
     if asked.must_negotiate:
         await send(sock, messages.negotiate_protocol_version(asked.minor, asked.unknown_options))

@@ -5,11 +5,15 @@ An idle client is told 57P01 and closed; to its driver that is a server that wen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import monotonic
 
 import trio
 
+from pooler.pool.pool import Pool
+from pooler.relay.client import ClientConn
+from pooler.relay.reactor import Reactor
 from pooler.serve.registry import Registry
 
 LOOK_SECONDS = 0.05
@@ -26,8 +30,11 @@ async def drain_clients(
     with trio.move_on_after(timeout_seconds):
         while (registry.clients or registry.replications
                or (logins_open() and monotonic() - began < FIRST_WORD_SECONDS)):
-            _end_idle(registry)
-            await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - transactions end in the reactor, unheard
+            for pool in registry.pools.values():  # those of logins under way come meanwhile
+                pool.transaction_counted = _Boundaries(pool, registry.parts.reactor).counted
+            end_streams(registry)
+            _end_idle(registry.clients.values())
+            await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - clients leave in the reactor, unheard
 
 
 def end_clients(registry: Registry) -> None:
@@ -45,10 +52,31 @@ def end_streams(registry: Registry) -> None:
             replication.break_off("57P01", ADMINISTRATOR)
 
 
-def _end_idle(registry: Registry) -> None:
-    end_streams(registry)
+@dataclass(slots=True)
+class _Boundaries:
+    """Ends the clients of a pool behind the batch in which their transactions end: one that asks without a
+    pause is between two of them for less time than looking now and then would find."""
+
+    pool: Pool
+    reactor: Reactor
+    asked: bool = False
+
+    def counted(self, seconds: float) -> None:
+        """In place of the pool's own count of transactions."""
+        self.pool.transaction_times.observe(seconds)
+        if not self.asked:
+            self.asked = True
+            self.reactor.at_end(self.look)
+
+    def look(self) -> None:
+        """Their answers are on their way, and what they ask next has not been read."""
+        self.asked = False
+        _end_idle(self.pool.clients)
+
+
+def _end_idle(clients: Iterable[ClientConn]) -> None:
     now = monotonic()
-    for client in list(registry.clients.values()):
+    for client in list(clients):
         if client.requested_at == client.connected_at and now - client.connected_at < FIRST_WORD_SECONDS:
             continue
         busy = client.ticket.waiting or (client.server is not None and not _between(client.server))

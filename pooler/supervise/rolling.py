@@ -81,14 +81,15 @@ async def _replace(place: Place, hands: Hands, timeout_seconds: float, say: Say)
     return None
 
 
-async def drain(process: Process, timeout_seconds: float) -> str | None:
-    """Ask a worker to let its clients go. None: they (or it) are gone; else who holds it, as a suffix."""
+async def drain(process: Process, timeout_seconds: float, *, last: bool = False) -> str | None:
+    """Ask a worker to let its clients go; the `last` of a fleet tells those who come that it ends. None: they
+    (or it) are gone; else who holds it, as a suffix."""
     link, started = process.link, trio.current_time()
     if link is None or not process.is_serving:
         return None
     try:
         with trio.move_on_after(timeout_seconds + DRAIN_MARGIN_SECONDS):
-            answer = await link.call("drain", timeout_seconds=timeout_seconds)
+            answer = await link.call("drain", timeout_seconds=timeout_seconds, last=last)
             if isinstance(answer, dict) and "clients" in answer:
                 return None if not answer["clients"] else await _holders(process, answer["clients"])
             if trio.current_time() - started < timeout_seconds:
