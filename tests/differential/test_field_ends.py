@@ -21,6 +21,7 @@ from pooler.demo.client import (
     query,
 )
 from pooler.demo.etcd import Etcd
+from pooler.demo.process import free_ports
 from tests.differential.conftest import Rig
 from tests.differential.field import fresh_session, heard_until_end, login
 from tests.differential.scripts import group
@@ -309,6 +310,25 @@ def test_a_cancel_with_a_wrong_or_an_old_key_does_nothing(newest: Rig) -> None:
                 with suppress(ConnectionResetError):
                     assert sock.recv(100) == b""
         assert [said.type for said in client.until_ready()] == ["T", "D", "C", "Z"]
+
+
+def test_cancels_that_cannot_reach_the_server_cost_no_session_and_no_permit(
+    relayed: RunningFleet, clean_leg: Relay
+) -> None:
+    """R66."""
+    with login(relayed) as client:
+        for _ in range(3):
+            client.send(query("select 'done' from pg_sleep(0.5)"))
+            port, clean_leg.target = clean_leg.target, free_ports()
+            for _ in range(30):
+                with socket.create_connection(("127.0.0.1", relayed.port), 10) as sock:
+                    sock.sendall(cancel_request(client.session.pid, client.session.key))
+                    with suppress(ConnectionResetError):
+                        sock.recv(1)
+            clean_leg.target = port
+            assert client.until_ready()[-1].type == "Z"
+            assert client.query("select 1") == [["1"]]
+    assert relayed.fleet.command("ledger", "audit", relayed.database.dbname).returncode == 0
 
 
 @pytest.mark.parametrize("extended", [False, True])
