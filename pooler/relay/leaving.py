@@ -79,7 +79,7 @@ def free(server: ServerConn, now: float) -> None:
         server.row.idle()
     if server.doubtful and not server.retire:
         server.doubtful = False  # what answers there are come before that to a query of ours
-        _run(server, b"SELECT 1")
+        _run(server, b"SELECT 1", again=True)
     elif server.leaver is not None:
         _ask(server)
     elif not server.residue or server.retire or not _clean(server):
@@ -87,10 +87,14 @@ def free(server: ServerConn, now: float) -> None:
         server.pool.give(server, now)
 
 
-def _run(server: ServerConn, sql: bytes) -> None:
+def _run(server: ServerConn, sql: bytes, *, again: bool = False) -> None:
+    """`again`: it may be refused once. Behind a group that a query has ended, PostgreSQL 18 refuses the first
+    command and undoes what the group set; that is so for whoever has a session of its own."""
     def done(ok: bool) -> None:
         if ok and server.status == IDLE:
             free(server, monotonic())
+        elif again and server.status == IDLE:
+            _run(server, sql)
         else:
             server.give_up("it could not be shown to be idle")
 

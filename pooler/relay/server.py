@@ -20,7 +20,7 @@ from pooler.relay.answers import ERROR_HEAD_BYTES, IDLE, MALFORMED, pass_answers
 from pooler.relay.leaving import CHANGED, end_transaction, free, leave
 from pooler.relay.own_answers import own_answers
 from pooler.relay.reactor import READ, WRITE, Reactor
-from pooler.wire.messages import read_fault, read_parameter_status
+from pooler.wire.messages import parameter_status, read_fault, read_parameter_status
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import SessionStatements
 
@@ -289,6 +289,9 @@ class ServerConn:
             return True
         if self.client is not None and not self.own:
             self.client.parameters = self.client.parameters.with_status(name, value)
+        elif self.leaver is not None:  # a query of the pooler's own had the server undo what it had set
+            self.leaver.parameters = self.leaver.parameters.with_status(name, value)
+            self.leaver.deliver(parameter_status(name, value))
         return False
 
     # ---- the end of a transaction

@@ -15,9 +15,12 @@ from pooler.demo.client import TERMINATE, Disconnected, Message, RawClient, quer
 from tests.differential.script import (
     Reference,
     Steps,
+    a_query_ends_a_group,
+    count,
     first_difference,
     keeps_session,
     kinds,
+    without_news,
     writes,
 )
 
@@ -131,7 +134,7 @@ def play_straight(steps: Steps, login: Login, watch: Watch) -> Reference:
             if not listener.ended:
                 listener.send(write.data)
                 listener.take_until_quiet(watch)
-            found.counts.append(len(listener.heard))
+            found.counts.append(count(listener.heard))
             found.closed.append(listener.ended)
             found.holds.append(not listener.ended and keeps_session(listener.heard, listener.sent))
             found.blocks |= any(said.type == "Z" and said.body != b"I" for said in listener.heard)
@@ -186,10 +189,10 @@ class Pooled:
                 listener = listeners[client]
                 if not listener.ended:
                     listener.take_what_came()
-                if len(listener.heard) >= self.reference.counts[at] or listener.ended:
+                if count(listener.heard) >= self.reference.counts[at] or listener.ended:
                     del due[client]
                     holders.discard(client)
-                    holders |= {client} if self.reference.holds[at] else set()
+                    holders |= {client} if self.reference.holds[at] and not listener.ended else set()
                     break
             else:
                 waiting = [listeners[n].client.socket for n in due]
@@ -208,7 +211,11 @@ def differences(
     cut_short = any(said and said[-1] is MISSING for said in heard.values())
     if cut_short:
         heard = {n: said for n, said in heard.items() if said and said[-1] is MISSING}
-    found = {n: first_difference(heard[n], reference.heard[n]) for n in heard}
+    found = {
+        n: first_difference(
+            *(without_news(said) if a_query_ends_a_group(steps, n) else said
+              for said in (heard[n], reference.heard[n])))
+        for n in heard}
     return {n: said for n, said in found.items() if said}
 
 

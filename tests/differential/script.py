@@ -49,10 +49,27 @@ class Reference:
     """What happened straight at the server. Lists are by write."""
 
     heard: dict[int, list[Message]] = field(default_factory=dict)  # by client
-    counts: list[int] = field(default_factory=list)  # what its client had heard by then
+    counts: list[int] = field(default_factory=list)  # what its client had heard by then, as of `count`
     holds: list[bool] = field(default_factory=list)  # its client would keep a session of a transaction pool
     closed: list[bool] = field(default_factory=list)  # the server had ended the connection
     blocks: bool = False  # somebody was in a transaction block
+
+
+def a_query_ends_a_group(steps: Steps, client: int) -> bool:
+    """Without a Sync. Behind the Sync that comes then 18 undoes what the group had set, at whatever command
+    is next: for a client of a pool that is the pooler's, and so it is told of it earlier."""
+    sent = b"".join(kinds(step.data) for step in writes(steps) if step.client == client)
+    return re.search(rb"[PBDEC][^SF]*Q", sent) is not None
+
+
+def without_news(said: Sequence[Message]) -> list[Message]:
+    """Without ParameterStatus."""
+    return [each for each in said if each.type != "S"]
+
+
+def count(said: Sequence[Message]) -> int:
+    """How many messages there are but for those that always come before others."""
+    return len(without_news(said))
 
 
 def keeps_session(said: Sequence[Message], sent: bytes) -> bool:

@@ -9,7 +9,8 @@ import trio.testing
 
 from pooler.demo.client import SYNC, bind, execute, message, parse, query
 from pooler.errors import ProtocolViolation
-from tests.relay.words import columns, error, row
+from tests.relay.scripts import group
+from tests.relay.words import Failed, columns, error, row
 from tests.relay.world import Client, World, world
 
 READY = message(b"Z", b"I")
@@ -283,3 +284,37 @@ async def test_rows_without_end_end_a_tasks_query_and_its_session() -> None:
                 says(w, *[row(b"x" * 60_000)] * 10)
                 await trio.testing.wait_all_tasks_blocked()
         assert w.sessions[0].conn.closing
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_group_that_a_query_ended_costs_no_session_where_the_server_refuses_what_comes_next(
+    refused: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """18 does so once, and undoes what the group had set."""
+    left = refused
+    with world() as w:
+        client, other = w.client(), w.client()
+        mini = w.sessions[0].mini
+        runs = mini._run
+
+        def refuse(text: str) -> None:
+            nonlocal left
+            if text == "SELECT 1" and left:
+                left -= 1
+                mini.settings[b"TimeZone"] = b"UTC"
+                mini.set_here.clear()
+                raise Failed("XX000", "StartTransactionCommand: unexpected state STARTED")
+            runs(text)
+
+        monkeypatch.setattr(mini, "_run", refuse)
+        heard = w.say(client, group("SET TimeZone='Asia/Tokyo'") + query("select 1"))
+        assert heard.startswith("1 2 C:SET T D:1 C:SELECT 1 S Z:I")
+        if refused == 1:
+            assert heard.endswith(" Z:I S"), "it is told so"
+            assert w.say(client, query("show TimeZone")) == "T D:UTC C:SELECT 1 Z:I"
+            assert w.say(other, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
+            w.check_idle()
+            assert w.sessions[0].conn.client is None
+        else:
+            assert w.sessions[0].conn.closing, "it could not be shown to be idle"
+            assert client.closed
