@@ -61,7 +61,12 @@ def may_move(client: ClientConn) -> bool:
     busy: tuple[Any, ...] = (
         client.server, client.ticket.waiting, client.buffer, client.missing, client.unsent, client.out,
         client.dropping, client.skip, client.skip_to_sync, client.fitting, client.tail, client.closing)
-    return type(client.sock) is socket.socket and not any(busy)
+    return not is_encrypted(client) and not any(busy)
+
+
+def is_encrypted(client: ClientConn) -> bool:
+    """Whether its socket is more than what the kernel has of it."""
+    return type(client.sock) is not socket.socket
 
 
 def take_out(client: ClientConn, user: str) -> Moved:

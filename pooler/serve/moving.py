@@ -18,8 +18,10 @@ import trio
 from pooler.errors import PoolerError
 from pooler.net.client_count import ClientCount
 from pooler.observe.events import Event
+from pooler.pool.pool import IDLE
 from pooler.relay.client import ClientConn
-from pooler.relay.moving import Moved, may_move, parameters_of, put_in, take_out
+from pooler.relay.moving import Moved, is_encrypted, may_move, parameters_of, put_in, take_out
+from pooler.serve.drain import end_streams
 from pooler.serve.registry import Registry
 from pooler.wire.parameters import TrackedParameters
 
@@ -27,20 +29,32 @@ LENGTH = struct.Struct("!I")
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 LOOK_SECONDS = 0.05
 SEATED, REFUSED = b"s", b"r"
+ENCRYPTED = "the pooler restarts, and an encrypted connection cannot move to the new process: connect again"
 
 log = structlog.get_logger()
 
 
 async def move_clients(registry: Registry, to: Path) -> None:
-    """Send every client over as soon as it may move; returns when none is left. Raises OSError when the
-    successor is not there: then those that are left stay."""
+    """Send every client over as soon as it may move; returns when none is left. One that is encrypted cannot:
+    its keys are in this process, and it is told to connect again. Raises OSError when the successor is not
+    there: then those that are left stay."""
     with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM) as stream:
         await stream.connect(str(to))
         while registry.clients:
             for client in list(registry.clients.values()):
                 if may_move(client):
                     await _send(stream, client, registry)
+                elif is_encrypted(client) and _is_between(client):
+                    client.break_off("57P01", ENCRYPTED)
+            end_streams(registry)
             await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - transactions end in the reactor, unheard
+
+
+def _is_between(client: ClientConn) -> bool:
+    """Two transactions, whether it holds a session meanwhile or not."""
+    server = client.server
+    busy = server is not None and (server.owed or server.unsynced or server.status != IDLE)
+    return not (busy or client.ticket.waiting or client.buffer or client.missing)
 
 
 async def _send(stream: trio.socket.SocketType, client: ClientConn, registry: Registry) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import ExitStack
+from pathlib import Path
 
 import psycopg
 import pytest
 
+from pooler.serve.moving import ENCRYPTED
 from tests.dropin.conftest import Play
 from tests.dropin.rig import Played
+from tests.support.certificates import Authority
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -71,6 +74,37 @@ def test_a_running_transaction_ends_where_it_began(play: Play, server: Database)
             client.commit()
         finally:
             fresh.stop()
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_encrypted_clients_are_told_to_connect_again_between_two_transactions_and_the_old_process_ends(
+    play: Play, server: Database, tmp_path: Path, mode: str
+) -> None:
+    pair = Authority(tmp_path).host("localhost")
+    old = play(settings={"pool_mode": mode, "client_tls_sslmode": "allow",
+                         "client_tls_cert_file": str(pair.cert), "client_tls_key_file": str(pair.key)})
+    dsn = f"host=127.0.0.1 port={old.port} user={server.user} dbname=app"
+    with ExitStack() as made:
+        idle, busy = (made.enter_context(psycopg.connect(f"{dsn} sslmode=require")) for _ in range(2))
+        plain = made.enter_context(psycopg.connect(f"{dsn} sslmode=disable", autocommit=True))
+        for each in (idle, busy, plain):
+            each.execute("select 1")
+        idle.commit()
+        fresh = successor(old)
+        made.callback(fresh.stop)
+        wait_until(lambda: "waits_for=moved" in old.log, "the old one is told to go", 60)
+        assert busy.execute("select 2").fetchone() == (2,)
+        busy.commit()
+        if mode == "session":
+            plain.close()  # it has a session of its own there, and so stays as long as it likes
+        assert old.wait_end(120) == 0
+        for each in (idle, busy):
+            with pytest.raises(psycopg.errors.AdminShutdown, match=ENCRYPTED):
+                each.execute("select 1")
+        if mode == "transaction":
+            assert plain.execute("select 1").fetchone() == (1,)
+        with psycopg.connect(f"{dsn} sslmode=require") as again:
+            assert again.execute("select 3").fetchone() == (3,)
 
 
 def test_a_successor_is_succeeded_in_its_turn(play: Play, server: Database) -> None:
