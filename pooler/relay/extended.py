@@ -53,7 +53,6 @@ def extended_message(client: ClientConn, server: ServerConn, kind: int, message:
     if kind == BIND and not pool.passes_names:
         return _bind(client, server, message)
     if pool.passes_names:
-        pool.binds += kind == BIND
         server.owed.append(_AS_IS[kind])
         server.commits = True  # whether it does is not looked into here
         return None
@@ -64,17 +63,16 @@ def _take_parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes
     pool = server.pool
     if server.owed and not server.copy_in and _is_in_doubt(client, server, message):
         return WAIT
-    pool.client_parses += 1
     replaced = None
     if pool.refuses:
         replaced = _refuse(server, message)
         message = replaced or message
     if pool.passes_names:
-        pool.server_parses += 1
         server.owed.append(o.Parsed(_NOBODY, None, True))
         server.commits = True
         server.owed[-1].refused = replaced is not None
         return replaced
+    pool.client_parses += 1  # counted where names are ours, as PgBouncer does
     parse = _parse(client, server, message)
     if replaced is not None and type(server.owed[-1]) is o.Parsed:
         server.owed[-1].refused = True

@@ -87,6 +87,14 @@ def test_parses_and_binds_are_counted_as_asked_and_as_sent() -> None:
         assert (w.pool.client_parses, w.pool.server_parses, w.pool.binds) == (2, 1, 2)
 
 
+@pytest.mark.parametrize(("mode", "kept"), [("session", 200), ("transaction", 0)])
+def test_nothing_is_counted_as_prepared_where_names_are_the_clients_own(mode: str, kept: int) -> None:
+    with world(mode=mode, max_prepared_statements=kept) as w:
+        client = w.client()
+        w.say(client, parse("s", "select 1") + bind("", "s") + SYNC)
+        assert (w.pool.client_parses, w.pool.server_parses, w.pool.binds) == (0, 0, 0)
+
+
 def test_bytes_are_counted_once_however_long_they_waited() -> None:
     with world() as w:
         holder, client = w.client(), w.client(TimeZone="Asia/Tokyo")
