@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from pooler.admission.ticket import Ticket, TicketState
 from pooler.errors import NotServing, PoolerError, WaitEnded
 from pooler.relay import owed as o
+from pooler.relay import parting
 from pooler.relay.keeping import unpin
 from pooler.relay.leaving import end_transaction
 from pooler.relay.losing import session_lost
-from pooler.relay.parting import part
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
 from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_unsent
 from pooler.relay.regaining import RESETS, regain
@@ -147,7 +147,7 @@ class ClientConn:
         if not out:
             self.out = None
             if self.closing:
-                self.close()
+                parting.end(self)
                 return
             self._watch()
             if self.server is not None:
@@ -175,7 +175,11 @@ class ClientConn:
     def _on_rarer(self, mask: int) -> None:
         if mask & WRITE and self.out:
             self._flush()
-        if self.fd < 0 or not mask & ~WRITE:
+        if self.closing:
+            if self.fd >= 0:
+                parting.on_event(self, mask)
+            return
+        if not mask & ~WRITE:
             return
         if mask & GONE and (self._paused or self.out or self.ticket.waiting):
             self.left()
@@ -356,7 +360,7 @@ class ClientConn:
 
     def break_off(self, sqlstate: str, text: str) -> None:
         """FATAL to the client; whatever session it holds is closed."""
-        part(self, error_response(Fault("FATAL", sqlstate, text)))
+        parting.part(self, error_response(Fault("FATAL", sqlstate, text)))
 
     def left(self) -> None:
         """The client is gone (or is made to go)."""

@@ -1,18 +1,27 @@
 """How a client is told its last word: behind whatever it is being sent, since nothing can be said inside a
 message, and for a bounded time, since nobody has to take it.
+
+A socket that is closed while something that came in is unread, or to which something comes later, is reset,
+and what the kernel has not sent yet is lost with it (RFC 2525, 2.17). So where there is either, what the
+client sends on is read, and dropped, until it has ended.
 """
 
 from __future__ import annotations
 
+import socket
+from contextlib import suppress
+from fcntl import ioctl
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pooler.relay.reactor import QUIET, WRITE
+from pooler.relay.reactor import GONE, QUIET, READ, WRITE
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
 
 PARTING_SECONDS_MAX = 5.0
+RECV_BYTES = 65_536
+SIOCOUTQNSD = 0x894B  # <linux/sockios.h>
 
 
 def part(client: ClientConn, word: bytes) -> None:
@@ -42,11 +51,51 @@ def go(client: Any, word: bytes) -> None:
     client.give_up_session()
     if client.unsent:
         client.send_unsent()
-    if client.closing or not client.out:
-        client.close()
+    if client.closing:
         return
     client.closing, client.parting_since = True, monotonic()
-    client.reactor.change(client.fd, QUIET | WRITE)
+    client.pause(True)
+    if client.out:
+        client.reactor.change(client.fd, QUIET | WRITE)
+    else:
+        end(client)
+
+
+def end(client: ClientConn) -> None:
+    """The kernel has everything: close, at once if a reset can destroy nothing of it."""
+    if _is_unread(client) or _is_unsent(client.sock):
+        with suppress(OSError):
+            client.sock.shutdown(socket.SHUT_WR)
+            client.reactor.change(client.fd, READ)
+            return
+    client.close()
+
+
+def on_event(client: ClientConn, mask: int) -> None:
+    """What is ready of a client that has been told its last word."""
+    if client.out:
+        if mask & GONE:
+            client.left()
+    elif mask & ~WRITE and not _is_unread(client, or_may_be=True):
+        client.close()
+
+
+def _is_unread(client: ClientConn, *, or_may_be: bool = False) -> bool:
+    """Whether something came in, which is dropped, encrypted or not. `or_may_be`: or may still come."""
+    try:
+        return bool(socket.socket.recv(client.sock, RECV_BYTES))
+    except (BlockingIOError, InterruptedError):
+        return or_may_be
+    except OSError:
+        return False
+
+
+def _is_unsent(sock: socket.socket) -> bool:
+    """Whether the kernel has something that it has not sent, since the peer takes no more now."""
+    try:
+        return ioctl(sock.fileno(), SIOCOUTQNSD, bytes(4)) != bytes(4)
+    except OSError:  # no TCP: its peer can read on when it is closed
+        return False
 
 
 def end_if_late(client: ClientConn, now: float) -> None:

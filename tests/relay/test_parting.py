@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from time import monotonic
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from pooler.demo.client import SYNC, bind, describe, execute, message, parse, query
 from pooler.pool import janitor
 from pooler.relay.parting import PARTING_SECONDS_MAX
+from tests.relay import world as relay_world
 from tests.relay.words import columns, error, row
-from tests.relay.world import Client, World, world
+from tests.relay.world import Client, World, whole, world
 
 BIG = row(b"x" * 50_000)
 ROW_END = 30_000
@@ -153,6 +155,81 @@ def test_who_takes_nothing_more_and_leaves_is_forgotten_at_once() -> None:
         is_made_to_go(w, client, "an administrator")
         client.leave()
         w.settle()
+        assert client.conn not in w.pool.clients
+
+
+def sends_on(w: World, client: Client) -> None:
+    """Made to go while it has sent more than anybody has read."""
+    half_a_row(w, client)
+    is_made_to_go(w, client, "a breach")
+    client.near.send(query("select 1") * 1_000)
+    says(w, BIG[ROW_END:])
+    assert client.kinds == "D E:08P01"
+
+
+def test_a_connection_is_not_reset_under_what_the_client_has_not_read() -> None:
+    with world() as w:
+        client = w.client()
+        sends_on(w, client)
+        assert client.closed, "it has read to the end"
+        assert w.sessions[0].conn.closing
+        client.near.send(query("select 1") * 1_000)  # a reset would be heard here
+        w.settle()
+        assert client.conn in w.pool.clients
+        client.leave()
+        w.settle()
+        assert client.conn not in w.pool.clients
+
+
+def in_tcp() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, of which `near` takes little at a time."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.socket()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        near.connect(listener.getsockname())
+        far, _ = listener.accept()
+    near.settimeout(5.0)
+    far.setblocking(False)
+    return near, far
+
+
+def test_what_the_kernel_has_not_sent_yet_is_not_lost_to_what_comes_in_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only TCP resets a connection for that."""
+    with world() as w:
+        monkeypatch.setattr(relay_world, "joined", in_tcp)
+        client, session = w.client(), w.sessions[0]
+        client.stopped = session.mini.mute = True
+        w.send(client, query("begin; select big"))
+        w.settle()
+        while not client.conn.out:
+            says(w, BIG)
+        is_made_to_go(w, client, "an administrator")
+        while client.conn.out:
+            assert client.near.recv(4_096)
+            session.move(whole)
+            w.reactor._turn()
+        assert client.conn.server is None
+        client.near.send(query("select 1"))  # if the socket is closed, a reset follows it
+        w.reactor._turn()
+        heard = b""
+        while data := client.near.recv(65_536):
+            heard = heard[-1_000:] + data
+            w.reactor._turn()
+        assert b"57P01" in heard
+        client.leave()
+        w.settle()
+        assert client.conn not in w.pool.clients
+
+
+def test_who_sends_on_without_end_is_not_read_for_longer_than_the_limit() -> None:
+    with world() as w:
+        client = w.client()
+        sends_on(w, client)
+        time_passes(w, PARTING_SECONDS_MAX - 1)
+        assert client.conn in w.pool.clients
+        time_passes(w, PARTING_SECONDS_MAX + 1)
         assert client.conn not in w.pool.clients
 
 
