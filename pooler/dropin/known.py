@@ -55,7 +55,7 @@ SETTINGS: Final[tuple[Known, ...]] = (
     Known("auth_file", "file", None, ours="auth.file"),
     Known("auth_hba_file", "file", "", ours="auth.hba_file"),
     Known("auth_ident_file", "file", None, ours="auth.ident_file"),
-    Known("auth_ldap_options", "text", None, ours="auth.ldap_options", why="ldap is not asked"),
+    Known("auth_ldap_options", "text", None, ours="auth.ldap_options", why="ldap is not asked: pam reaches a directory"),
     Known("auth_query", "text", AUTH_QUERY, ours="auth.query"),
     Known("auth_type", "choice", "md5", ours="auth.type"),
     Known("auth_user", "text", None, ours="auth.user"),
