@@ -57,7 +57,7 @@ class Coordinator:
         databases = spec.ledgers()
         self.ledgers = {
             db: Ledger(store, self.keys.db(db), self.keys, now_us, home=zlib.crc32(spec.host.encode()),
-                       seen=remembered.seen(db))
+                       memory=remembered.memory(db))
             for db in databases
         }
         self.views = Views(store, self.keys, databases, remembered, ttl_seconds=spec.lease_ttl_seconds)

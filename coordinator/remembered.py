@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from coordinator.ledger.access import Seen
+from coordinator.ledger.access import Memory, Seen
 
 FILE_NAME = "ledger-seen.json"
 
@@ -26,16 +26,22 @@ class Remembered:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE_NAME
         self._saved = self._read()
+        self._memories: dict[str, Memory] = {}
 
     def seen(self, db: str) -> Seen:
         """What was known of this ledger; empty when it is new to this host."""
         return self._saved.get(db, Seen())
 
+    def memory(self, db: str) -> Memory:
+        """The same, to go on with: one for everything in this process that asks for this ledger."""
+        return self._memories.setdefault(db, Memory(self.seen(db)))
+
     def save(self, seen: Mapping[str, Seen]) -> None:
         """Replaces the file, whole also after a power cut, if anything is newer. Raises OSError."""
         if dict(seen) == self._saved:
             return
-        text = json.dumps({db: [each.incarnation, each.revision] for db, each in seen.items()})
+        text = json.dumps({
+            db: [each.incarnation, each.revision, each.rebuilt, each.lost] for db, each in seen.items()})
         scratch = self._path.with_suffix(".new")
         with open(scratch, "w", encoding="utf-8") as file:
             file.write(text)
@@ -48,13 +54,17 @@ class Remembered:
     def _read(self) -> dict[str, Seen]:
         try:
             values = json.loads(self._path.read_text(encoding="utf-8"))
-            return {db: Seen(str(each[0]), int(each[1])) for db, each in values.items()}
+            return {db: _seen(*each) for db, each in values.items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, AttributeError, IndexError, KeyError, TypeError) as fault:
             raise MemoryUnreadable(
                 f"{self._path} cannot be read ({fault}): it tells whether a ledger was wiped or restored. If "
                 f"the ledgers are known to be whole (`pooler ledger audit`), remove it") from None
+
+
+def _seen(incarnation: str, revision: int, rebuilt: str = "", lost: bool = False) -> Seen:
+    return Seen(str(incarnation), int(revision), str(rebuilt), bool(lost))
 
 
 def _sync_folder(path: Path) -> None:

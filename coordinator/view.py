@@ -101,7 +101,7 @@ class Views:
         self._hint = trio.Event()
         self._policies: dict[bytes, Policy | None] = {}
         self.views = {db: View(db) for db in databases}
-        self._access = {db: Access(store, keys.db(db), remembered.seen(db)) for db in self.views}
+        self._access = {db: Access(store, keys.db(db), remembered.memory(db)) for db in self.views}
         self.on_change: list[Callable[[View], None]] = []
         self.good_read_at: float | None = None  # when the last read that succeeded was sent
 
@@ -160,7 +160,7 @@ class Views:
 
     def _remember(self) -> None:
         try:
-            self._remembered.save({db: access.seen for db, access in self._access.items()})
+            self._remembered.save({db: access.memory.seen for db, access in self._access.items()})
         except OSError as fault:  # the next read tries again; what is in memory still guards
             _log.error(Event.SOMETHING_FAILED, what="cannot keep what was seen in run_dir", why=str(fault))
 

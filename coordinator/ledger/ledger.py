@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from coordinator.ledger.access import Access, Seen, first
+from coordinator.ledger.access import Access, Memory, Seen, first
 from coordinator.ledger.answers import Applied, Granted, Voided
 from coordinator.ledger.keys import DbKeys, FleetKeys, only
 from coordinator.ledger.record import Kind, Permit
@@ -38,22 +38,25 @@ from coordinator.store.api import Entry, Store, StoreUnavailable, StoreUnknown, 
 __all__ = ["Applied", "Granted", "Ledger", "Seen", "Voided"]
 
 ROUNDS_MAX = 12  # of read, decide, lose
+LOST = "the ledger is lost: etcd was wiped or restored"
 
 
 class Ledger:
     """One database's ledger.
 
-    `home` is the slot this coordinator starts to look from (any number); `seen` what the last life of this
-    process knew; `limits_of` reads a stored policy generation.
+    `home` is the slot this coordinator starts to look from (any number); `memory` what is known of the ledger
+    to this process, from its last life on; `limits_of` reads a stored policy generation.
     """
 
     def __init__(
         self, store: Store, keys: DbKeys, fleet: FleetKeys, now_us: Callable[[], int], *,
-        home: int = 0, seen: Seen | None = None, limits_of: Callable[[bytes], Limits] = limits_of_policy,
+        home: int = 0, memory: Memory | None = None,
+        limits_of: Callable[[bytes], Limits] = limits_of_policy,
     ) -> None:
         self.keys = keys
         self.fleet = fleet
-        self._access = Access(store, keys, seen or Seen())
+        self._access = Access(store, keys, memory or Memory())
+        self._accepted = self._access.memory.accepted
         self._now_us = now_us
         self._limits_of = limits_of
         self._entries: dict[Permit, Entry] = {}
@@ -68,7 +71,7 @@ class Ledger:
     @property
     def seen(self) -> Seen:
         """What to keep in the run directory, and give to the next life of this process."""
-        return self._access.seen
+        return self._access.memory.seen
 
     async def reserve(self, ask: Reserve) -> Granted | Refused:
         """One attempt to take a slot, a seat and write the receipt; the caller waits and repeats.
@@ -77,6 +80,7 @@ class Ledger:
         gets the stored answer. With `settled=False` an attempt of this request may still take a slot: repeat
         the same request until it is granted, or `void` it until that answers.
         """
+        self._forget_what_was_lost()
         return await self._requests.reserve(ask)
 
     async def void(self, request_id: str, owner: str, kind: Kind = Kind.MAIN) -> Voided | Refused:
@@ -100,6 +104,9 @@ class Ledger:
         ledger_lost instead of `gone` while the ledger itself is not to be believed.
         """
         permit = command.permit
+        if self._access.lost and not await self._access.check():
+            return Refused(Code.LEDGER_LOST, LOST)
+        self._forget_what_was_lost()
         entry, fresh = self._entries.get(permit), False
         for _ in range(ROUNDS_MAX):
             try:
@@ -116,6 +123,8 @@ class Ledger:
             if not isinstance(decision, Write) or entry is None:
                 return self._refusal(permit, decision)
             outcome, sure = await self._access.carry_out(decision.txn)
+            if self._access.lost:
+                return Refused(Code.LEDGER_LOST, LOST, settled=sure)
             if outcome is None:
                 self._entries.pop(permit, None)
                 return Refused(Code.LEDGER_UNAVAILABLE, "etcd does not answer", settled=sure)
@@ -154,6 +163,13 @@ class Ledger:
         return snapshot_from(outcome.reads, outcome.revision, limits)
 
     # ---- commands
+
+    def _forget_what_was_lost(self) -> None:
+        """Entries of a ledger that another has taken the place of: its revisions are the new one's, too."""
+        if self._accepted != self._access.memory.accepted:
+            self._accepted = self._access.memory.accepted
+            self._entries.clear()
+            self._requests.forget_grounds()
 
     def _applied(self, permit: Permit, entry: Entry, write: Write, revision: int) -> Applied:
         if write.session is None:

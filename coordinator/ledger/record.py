@@ -257,6 +257,7 @@ class LedgerHead(Record):
     incarnation: str
     state: LedgerState
     tag: str  # 8 characters, in every birth tag
+    rebuilt: str = ""  # of a ledger that took a lost one's place: the `operator/` entry, ordered by time
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod

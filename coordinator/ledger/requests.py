@@ -22,6 +22,7 @@ from coordinator.ledger.reservation import (
     grounds_from,
     grounds_reads,
     plan_reservation,
+    plan_take_back,
     plan_void,
     window_at,
 )
@@ -82,12 +83,26 @@ class Requests:
             outcome, sure = await self._take(plan, ask)
             if not sure:
                 self._unsettled[ask.request_id] = ask.owner
+            if self._access.lost:
+                return await self._refused_as_lost(ask, plan, outcome)
             if outcome is None:
                 return Refused(Code.LEDGER_UNAVAILABLE, "etcd does not answer")
             if isinstance(outcome, Won):
                 return self._granted(ask, plan, grounds, outcome.revision)
             grounds = self._after_loss(ask, grounds, outcome)
         return Refused(Code.FULL, "others were faster")
+
+    async def _refused_as_lost(self, ask: Reserve, plan: Plan, outcome: Won | Lost | None) -> Refused:
+        """A grant of a ledger that went back may be somebody's living permit over again: it is voided."""
+        if isinstance(outcome, Won) and not await self._access.take_back(
+                plan_take_back(plan, outcome.revision, self._keys)):
+            self._unsettled[ask.request_id] = ask.owner
+        return Refused(Code.LEDGER_LOST, "the ledger is lost: etcd was wiped or restored")
+
+    def forget_grounds(self) -> None:
+        """Another ledger stands where that one was: what was read of it says nothing."""
+        self._grounds.clear()
+        self._limits = None
 
     async def void(self, request_id: str, owner: str, kind: Kind = Kind.MAIN) -> Voided | Refused:
         """Give a request up: after Voided it takes nothing, and what it had taken is given back as `unused`.
@@ -103,7 +118,11 @@ class Requests:
         receipt_key, worker_key = self._keys.receipt(request_id), self._keys.worker(owner)
         try:
             for _ in range(ROUNDS_MAX):
+                if self._access.lost and not await self._access.check():
+                    return Refused(Code.LEDGER_LOST, settled=False)
                 receipt, worker = await self._access.read(only(receipt_key), only(worker_key))
+                if self._access.lost:
+                    continue
                 if receipt is None and worker is None:
                     return Voided(None)  # what compares the registration can only lose now
                 if receipt is None and worker is not None:

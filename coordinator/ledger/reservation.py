@@ -219,6 +219,16 @@ def plan_void(ask_id: str, kind: Kind, worker: Entry, keys: DbKeys) -> Txn:
     )
 
 
+def plan_take_back(plan: Plan, revision: int, keys: DbKeys) -> Txn:
+    """Undo a reservation that was won at `revision`, if nobody touched it: the request is voided."""
+    session = plan.session
+    voided = Receipt(session.kind, -1, voided=True)
+    puts = [Put(put.key, voided.encode(), put.lease) for put in plan.txn.puts
+            if put.key == keys.receipt(session.request_id)]
+    taken = [put.key for put in plan.txn.puts if put.key != keys.receipt(session.request_id)]
+    return Txn((unchanged(keys.session(session.kind, session.slot), revision),), tuple(puts), tuple(taken))
+
+
 def _reserving_txn(
     session: Session, keys: DbKeys, compares: tuple[Compare, ...], lease: int,
     reads: tuple[tuple[str, str], ...],

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import trio
 
-from coordinator.ledger.access import Seen
+from coordinator.ledger.access import Memory, Seen
 from coordinator.ledger.ledger import Applied, Granted, Ledger
 from coordinator.ledger.record import Alias, EpochState, Kind, LedgerHead, LedgerState, Permit
 from coordinator.ledger.reservation import WINDOW
@@ -235,7 +235,7 @@ async def test_a_revision_that_went_back_is_a_lost_ledger_even_in_the_next_life(
     for number in range(4):
         await w.granted(f"r{number}")
     restored = MemoryStore(old)
-    ledger = ledger_on(restored, seen=w.ledger.seen)
+    ledger = ledger_on(restored, memory=Memory(w.ledger.seen))
     assert refused(await ledger.reserve(ask("r9"))) is Code.LEDGER_LOST
     assert ledger.lost
 
@@ -246,7 +246,7 @@ async def test_a_wiped_prefix_is_a_lost_ledger() -> None:
     emptied = Keyspace()
     emptied.revision = w.keyspace.revision + 10
     register(emptied, "A")
-    ledger = ledger_on(MemoryStore(emptied), seen=w.ledger.seen)
+    ledger = ledger_on(MemoryStore(emptied), memory=Memory(w.ledger.seen))
     assert refused(await ledger.reserve(ask("r9"))) is Code.LEDGER_LOST
 
 
