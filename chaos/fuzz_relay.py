@@ -107,11 +107,12 @@ def scenes(seed: int, *, odd: bool) -> Iterator[list[Scene]]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     made_ones = [Scene(seed, mode, settings, OddServer(seed, at) if odd else None)
                  for at, (mode, settings) in enumerate(MIXES)]
-    linger, reactor.LINGER_SECONDS = reactor.LINGER_SECONDS, 0.0  # here nothing comes by itself
+    times = reactor.LINGER_SECONDS, reactor.TURN_SECONDS_MAX
+    reactor.LINGER_SECONDS, reactor.TURN_SECONDS_MAX = 0.0, 1.0  # nothing comes by itself; all moves at once
     try:
         yield made_ones
     finally:
-        reactor.LINGER_SECONDS = linger
+        reactor.LINGER_SECONDS, reactor.TURN_SECONDS_MAX = times
         structlog.configure(**before)
         for each in made_ones:
             each.close()

@@ -89,16 +89,15 @@ class Scene:
 
     def settle(self) -> None:
         """Move everything until nothing moves any more. Raises Nonsense."""
+        turns_max = self.reactor.turns + ROUNDS_MAX
         for _ in range(ROUNDS_MAX):
-            turns = self.reactor.turns
             self.reactor._turn()
             moved = self._work() + sum(self._serve(pid) for pid in list(self.far))
             self.reactor._turn()
             moved += sum(each.read() + each.send() for each in self.clients if each is not None)
-            moved += self.reactor.turns - turns
             if not moved:
                 break
-        else:
+        if moved or self.reactor.turns > turns_max:
             raise Nonsense("it never comes to rest")
         if self.reactor.faults:
             self.reactor.faults = 0
