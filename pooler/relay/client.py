@@ -315,7 +315,7 @@ class ClientConn:
         again = entry.closed if isinstance(entry, o.Told) else entry.before
         if again is not None:
             with suppress(PoolerError):  # so many names at once: this one is lost, and a Bind will say so
-                self.statements.add(entry.name, again.body, again.path)
+                self.statements.restore(entry.name, again)
         elif isinstance(entry, o.Told) or entry.forward:
             self.statements.close(entry.name)
 

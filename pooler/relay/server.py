@@ -22,7 +22,7 @@ from pooler.relay.own_answers import own_answers
 from pooler.relay.reactor import READ, WRITE, Reactor
 from pooler.wire.messages import parameter_status, read_fault, read_parameter_status
 from pooler.wire.parameters import ParameterSet
-from pooler.wire.prepared import SessionStatements
+from pooler.wire.session_statements import SessionStatements
 
 if TYPE_CHECKING:
     from pooler.pool.opener import OpenSession

@@ -9,7 +9,6 @@ anything; the functions at the end read and rewrite the bytes of single messages
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
@@ -142,6 +141,15 @@ class Statements:
             if len(self._spare) > self._spare_max:
                 self._drop_oldest_spare()
 
+    def take_back(self, statement: Statement) -> None:
+        """One use more of what may have been released."""
+        if statement.uses == 0:
+            if statement in self._spare:
+                del self._spare[statement]
+            else:
+                self._bytes += len(statement.body)
+        statement.uses += 1
+
     def outdate(self, statement: Statement) -> None:
         """Sessions may have a plan of it that the server refuses: who prepares its text from now on gets
         another one. Who has a name for it keeps it, as with the server. Precondition: it is in use."""
@@ -217,6 +225,19 @@ class ClientStatements:
             self._statements.release(old)
         return statement
 
+    def restore(self, name: bytes, statement: Statement) -> None:
+        """A name means again what it meant, if it means nothing else by now (the unnamed one: whatever it
+        means). Errors speak of that statement, so it is the same one. Raises TooManyStatements as `add`."""
+        names = self._names
+        old = names.get(name)
+        if name and (old is not None or len(names) >= self._names_max or statement in names.values()):
+            self.add(name, statement.body, statement.path, alone=True)
+            return
+        self._statements.take_back(statement)
+        names[name] = statement
+        if old is not None:
+            self._statements.release(old)
+
     def get(self, name: bytes) -> Statement | None:
         """What the name means, None if nothing (26000)."""
         return self._names.get(name)
@@ -255,68 +276,6 @@ class ClientStatements:
         for statement in self._names.values():
             release(statement)
         self._names.clear()
-
-
-class SessionStatements:
-    """What one server session has prepared under server names, least recently used first.
-
-    `unnamed` is the statement whose text the session's unnamed statement is now; a simple Query destroys that
-    one, so whoever sends a Query sets it to None. The order is that of what was sent, not of what was
-    answered: what the server then skipped after an error is put right with `remove` (a Parse) and `restore`
-    (a Close). `young` are those whose Parse or Close may be unanswered, and such names of the client's.
-    """
-
-    __slots__ = ("_held", "limit", "unnamed", "young")
-
-    def __init__(self, limit: int) -> None:
-        self._held: OrderedDict[Statement, None] = OrderedDict()
-        self.young: set[Statement | bytes | None] = set()
-        self.limit = limit
-        self.unnamed: Statement | None = None
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, statement: Statement) -> bool:
-        return statement in self._held
-
-    def touch(self, statement: Statement) -> bool:
-        """Mark as just used; False if the session does not have it."""
-        try:
-            self._held.move_to_end(statement)
-        except KeyError:
-            return False
-        return True
-
-    def add(self, statement: Statement) -> list[Statement]:
-        """A Parse for it is being sent. Returns what to Close first so that the limit holds.
-
-        Precondition: the session does not have it.
-        """
-        assert statement not in self._held
-        evicted: list[Statement] = []
-        while len(self._held) >= max(self.limit, 1):
-            evicted.append(self._held.popitem(last=False)[0])
-        self.young.update(evicted)
-        self._held[statement] = None
-        self.young.add(statement)
-        return evicted
-
-    def remove(self, statement: Statement) -> None:
-        """The session does not have it: its Parse failed or was skipped, or it was closed."""
-        self._held.pop(statement, None)
-        if self.unnamed is statement:
-            self.unnamed = None
-
-    def restore(self, statement: Statement) -> None:
-        """The session still has it after all: the Close was skipped. It is the first to go next time."""
-        self._held[statement] = None
-        self._held.move_to_end(statement, last=False)
-
-    def clear(self) -> None:
-        """The session has none: after DISCARD ALL or DEALLOCATE ALL."""
-        self._held.clear()
-        self.unnamed = None
 
 
 def parse_name_body(data: bytes, at: int = 0) -> tuple[bytes, bytes]:

@@ -117,3 +117,15 @@ def test_what_the_pooler_answers_itself_behind_what_is_no_copy_is_answered_as_ev
         assert "E:" not in heard
         assert w.say(one, run("a")) == "2 D:1 C:SELECT 1 Z:I"
         w.check_idle()
+
+
+def test_an_error_names_a_statement_as_its_client_does_though_its_close_was_sent_behind() -> None:
+    with world() as w:
+        one, two = w.client(), w.client()
+        w.say(one, parse("select 1", "a") + SYNC)
+        w.say(two, query("create index"))
+        w.sessions[0].mini.statements.clear()
+        w.send(one, bind((), "a") + close("S", "a") + SYNC)
+        w.settle()
+        (said,) = [each for each in one.heard if each.type == "E"]
+        assert said.error().fields["M"] == 'prepared statement "a" does not exist'

@@ -16,7 +16,6 @@ from pooler.wire.prepared import (
     ALL,
     ALTERING_TAG,
     ClientStatements,
-    SessionStatements,
     Statement,
     Statements,
     TooManyStatements,
@@ -30,6 +29,7 @@ from pooler.wire.prepared import (
     rename_bind,
 )
 from pooler.wire.session_state import Residue
+from pooler.wire.session_statements import SessionStatements
 
 
 def body(sql: str, *types: int) -> bytes:
@@ -172,6 +172,7 @@ class Clients(RuleBasedStateMachine):
         self.statements = Statements(spare_max=3)
         self.clients = [ClientStatements(self.statements) for _ in range(3)]
         self.model: list[dict[bytes, bytes]] = [{} for _ in range(3)]
+        self.closed: list[tuple[int, bytes, Statement]] = []
 
     @rule(who=st.integers(0, 2), name=st.sampled_from([b"", b"a", b"b"]), text=st.integers(0, 6))
     def add(self, who: int, name: bytes, text: int) -> None:
@@ -184,8 +185,22 @@ class Clients(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2), name=st.sampled_from([b"", b"a", b"b"]))
     def close(self, who: int, name: bytes) -> None:
+        statement = self.clients[who].get(name)
+        self.closed += [] if statement is None else [(who, name, statement)]
         self.clients[who].close(name)
         self.model[who].pop(name, None)
+
+    @rule()
+    def take_back_the_last_close(self) -> None:
+        for who, name, statement in self.closed[-1:]:
+            self.clients[who].restore(name, statement)
+            if not name or name not in self.model[who]:
+                self.model[who][name] = statement.body
+        del self.closed[-1:]
+
+    @rule()
+    def alter(self) -> None:
+        self.statements.outdate_all()
 
     @rule(who=st.integers(0, 2))
     def clear(self, who: int) -> None:
@@ -205,6 +220,8 @@ class Clients(RuleBasedStateMachine):
                     assert client.name_of(statement.server_name) == name
         assert all(statement.uses == count for statement, count in uses.items())
         assert len(self.statements) <= len(uses) + 3
+        text_bytes = sum(len(statement.body) for statement in uses)
+        assert text_bytes <= self.statements.text_bytes <= text_bytes + 3 * len(body("select 1"))
 
 
 TestClients = Clients.TestCase
