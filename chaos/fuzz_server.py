@@ -29,13 +29,18 @@ from pooler.demo.fleet import Fleet, FleetPlan
 from pooler.demo.judge import Verdict
 from pooler.demo.ledgerwatch import LedgerWatch
 from pooler.demo.postgres import temporary_directory
+from pooler.pool.janitor import OWN_QUERY_SECONDS_MAX
+from pooler.relay.losing import REFITS_MAX
 
 DBNAME, HONEST = "scripted", "honest"
 POOLS, PER_POOL, PERMITS = 64, 2, 300
 MODES = ("transaction", "transaction", "session", "statement")
 ODD_LOGINS, ODD_FACTS, ODD_OWN = 0.1, 0.05, 0.15  # of those that there are, so many are inputs
 QUIET_SECONDS = 0.05  # behind an odd answer that was said: what is heard by then is all
-ANSWER_SECONDS_MAX, LOGIN_SECONDS_MAX, SETTLED_SECONDS_MAX = 60.0, 60.0, 60.0
+WAIT_SECONDS, QUERY_SECONDS = 20, 2  # query_wait_timeout and query_timeout
+# A client's query may find session after session that does not answer what the pooler sets on it.
+ANSWER_SECONDS_MAX = (REFITS_MAX + 1) * (WAIT_SECONDS + OWN_QUERY_SECONDS_MAX) + QUERY_SECONDS + 10.0
+LOGIN_SECONDS_MAX, SETTLED_SECONDS_MAX = 60.0, 60.0
 PER_LOGIN = 60
 _ASKED = "fuzz "
 _BEFORE = ("set work_mem = '1MB'", "set app.x = '1'", "listen ch", "reset all", "discard all",
@@ -79,10 +84,10 @@ def stage(server: ScriptedServer, workers: int) -> Iterator[Stage]:
         more: dict[str, dict[str, Any]] = {
             "etcd": {"lease_ttl": "2s"}, "log": {"level": "error"}, "auth": {"type": "trust"},
             "pool": {"server_login_retry": "0s", "default_pool_size": 2, "server_connect_timeout": "2s",
-                     "cancel_wait_timeout": "1s", "query_wait_timeout": "20s",
+                     "cancel_wait_timeout": "1s", "query_wait_timeout": f"{WAIT_SECONDS}s",
                      "client_login_timeout": "30s"},
             "users": {user: {"pool_mode": MODES[at % len(MODES)], "pool_size": 2,
-                             "query_timeout": "2s"}
+                             "query_timeout": f"{QUERY_SECONDS}s"}
                       for at, user in enumerate(users)}}
         word = PASSWORD.decode()
         fleet = Fleet(FleetPlan(
