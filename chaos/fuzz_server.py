@@ -38,7 +38,8 @@ MODES = ("transaction", "transaction", "session", "statement")
 ODD_LOGINS, ODD_FACTS, ODD_OWN = 0.1, 0.05, 0.15  # of those that there are, so many are inputs
 QUIET_SECONDS = 0.05  # behind an odd answer that was said: what is heard by then is all
 WAIT_SECONDS, QUERY_SECONDS = 20, 2  # query_wait_timeout and query_timeout
-# A client's query may find session after session that does not answer what the pooler sets on it.
+# A query may find session after session that does not answer what the pooler sets on it, or each of three
+# may wait for a session in vain.
 ANSWER_SECONDS_MAX = (REFITS_MAX + 1) * (WAIT_SECONDS + OWN_QUERY_SECONDS_MAX) + QUERY_SECONDS + 10.0
 LOGIN_SECONDS_MAX, SETTLED_SECONDS_MAX = 60.0, 60.0
 PER_LOGIN = 60
@@ -244,7 +245,8 @@ class Asker:
             if said == "nothing" and was_told:
                 return "nothing more"
             if said == "nothing" and time.monotonic() > until:
-                self.wrong.append(f"{[*hearing.asked]} of {self._user}: the last never said nor answered")
+                self.wrong.append(f"{[*hearing.asked]} of {self._user}: the last never said nor answered, "
+                                  f"behind {b''.join(hearing.heard)!r}")
                 return "nothing"
         return "answered"
 
