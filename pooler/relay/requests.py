@@ -11,7 +11,7 @@ from pooler.relay.extended import WAIT, drop_unnamed, extended_message, is_unset
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.relay.sequences import SEQUENCES, forget_sequences
 from pooler.wire.messages import query
-from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, STAND_IN_TEXT, forgotten_name
+from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, NOTHING, STAND_IN_TEXT, forgotten_name
 from pooler.wire.session_state import LONGEST_WORD_BYTES
 from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
 
@@ -186,17 +186,15 @@ def _is_refused(client: ClientConn, server: ServerConn, text: bytes) -> bool:
 
 def _forgets(client: ClientConn, text: bytes) -> bool:
     """Whether what the client's names mean hangs on how this text is answered (`hits` finds it too)."""
-    return (client.statements is not None and MAY_FORGET(text) is not None
-            and not client.pool.passes_names)
+    return MAY_FORGET(text) is not None and not client.pool.passes_names
 
 
 def _forgetting_query(client: ClientConn, server: ServerConn, message: bytes) -> bytes:
     """What to send for a query of which `_forgets` is true."""
-    assert client.statements is not None
     text = message[5:]
     name = client.forgets = forgotten_name(text) or ALL
     before = b""
-    if name != ALL and client.statements.get(name) is not None:
+    if name != ALL and client.statements is not None and client.statements.get(name) is not None:
         before = stand_in(server)
         message = query(STAND_IN_TEXT)
     if _enter_query(client, server, text, whole=True):
@@ -300,7 +298,7 @@ def _stop(client: ClientConn, data: bytes, at: int, size: int) -> int:
 
 def _wait(client: ClientConn, server: ServerConn, rest: bytes) -> bytes:
     """What comes next hangs on what is not answered yet. → what to send to have the answer."""
-    client.forgets = ALL
+    client.forgets = client.forgets or NOTHING
     if server.owed[-1] == o.QUERY:
         server.owed[-1] = o.FUNCTION  # the same, and looked at closely: `go_on` follows it
     hold_back(client, rest)

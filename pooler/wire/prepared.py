@@ -23,6 +23,8 @@ ALTERING_TAG: Final = re.compile(ALTERING_WORDS, re.IGNORECASE).match
 """Whether what has this tag may change what texts mean: the types of their parameters and columns."""
 ALL = b"\0"
 """As what a text forgets: every name. No name can be this."""
+NOTHING = b"\0\0"
+"""As what a text forgets: no name; something else is waited for."""
 MAY_FORGET: Final = re.compile(rb"deallocate|discard", re.IGNORECASE).search
 _BLANK = rb"(?:\s|--[^\n\r]*[\n\r]|/\*(?:(?!\*/|/\*).)*\*/)"
 ALTERS: Final = re.compile(rb"(?:;|" + _BLANK + rb")*" + ALTERING_WORDS, re.IGNORECASE | re.DOTALL).match

@@ -129,3 +129,16 @@ def test_an_error_names_a_statement_as_its_client_does_though_its_close_was_sent
         w.settle()
         (said,) = [each for each in one.heard if each.type == "E"]
         assert said.error().fields["M"] == 'prepared statement "a" does not exist'
+
+
+def test_who_has_prepared_nothing_yet_finds_what_it_prepares_behind_its_deallocate_all() -> None:
+    forgets = query("deallocate all") + query("select 1")
+    answered = "C:DEALLOCATE ALL Z:I T D:1 C:SELECT 1 Z:I "
+    with world() as w:
+        one, two, three = w.client(), w.client(), w.client()
+        w.say(three, parse("select 2", "x") + SYNC)
+        assert w.say(one, forgets + group("select 2", "a") + SYNC) == answered + "1 2 D:2 C:SELECT 1 Z:I"
+        both = group("select 2", "a") + parse("select 3", "a") + SYNC
+        assert w.say(two, forgets + both) == answered + "1 2 D:2 C:SELECT 1 E:42P05 Z:I"
+        assert w.say(two, parse("select 3", "a") + SYNC) == "E:42P05 Z:I"
+        w.check_idle()
