@@ -17,7 +17,7 @@ import trio
 from coordinator.events import Event
 from coordinator.granting import Granting
 from coordinator.ledger.ledger import Applied, Ledger
-from coordinator.ledger.record import Permit, Receipt, Session
+from coordinator.ledger.record import LedgerState, Permit, Receipt, Session
 from coordinator.ledger.rules import Code, Release, Unknown, session_of
 from coordinator.ledger.states import Actor, Proof, SessionState
 from coordinator.link import Args, Link, LinkRefused
@@ -157,4 +157,6 @@ class Greeter:
 
     def is_lost(self, db: str) -> bool:
         """Whether nothing that is missing in this ledger proves anything."""
-        return bool(self._views.views[db].lost) or self._ledgers[db].lost
+        view = self._views.views[db]
+        recovering = view.head is not None and view.head.state is not LedgerState.ACTIVE
+        return bool(view.lost) or recovering or self._ledgers[db].lost

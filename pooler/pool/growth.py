@@ -101,6 +101,8 @@ class Growth:
         """For each that stands in line a session of another pool gives way: an idle one that nobody waits for
         there, or the next that falls idle where nobody has waited longer than here."""
         core, parts, user = self._pool.core, self._pool.parts, self._pool.plan.user
+        if not core.ages:
+            return  # no successor could be had for what would be closed
         others = [pool for pool in parts.of_user(user) if pool is not self._pool]
         if sum(pool.core.shed + pool.core.closing for pool in others) >= parts.places.waiting(user):
             return
@@ -118,7 +120,8 @@ class Growth:
         """Where logins share an entry's user, a session that lies idle for another login gives way."""
         plan = self._pool.plan
         sharing = list(self._pool.parts.by_seat(plan.ledger, plan.dbname, plan.user))
-        if sum(pool.core.total - pool.core.closing for pool in sharing) > plan.size_max:
+        in_use = sum(pool.core.total - pool.core.closing for pool in sharing)
+        if in_use > plan.size_max and self._pool.core.ages:
             for pool in sharing:
                 if pool is not self._pool and not pool.core.waiting and pool.close_idle(GIVES_WAY, 1):
                     return

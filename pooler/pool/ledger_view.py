@@ -52,6 +52,19 @@ class LedgerView:
         """It is not lost and not being rebuilt: what is missing in it is really gone."""
         return self.state == LedgerState.ACTIVE
 
+    def after(self, last: Self | None) -> Self:
+        """What holds when this is heard after `last`.
+
+        A ledger that is lost, or not yet whole again, says nothing of the epoch and policy by which it was
+        served till then: those hold on, until one that is being rebuilt has gone on to a later epoch.
+        """
+        if last is None or self.whole or not last.epoch:
+            return self
+        if self.state == LedgerState.RECOVERING and self.epoch > last.epoch:
+            return self
+        return replace(last, state=self.state, reachable=self.reachable, tag=self.tag or last.tag,
+                       policy=last.policy or self.policy)
+
     def cut_off(self) -> Self:
         """The same, as it stands while nothing can be heard of it."""
         return replace(self, reachable=False)

@@ -336,6 +336,7 @@ class Permits:
             self._see(view.cut_off())
 
     def _see(self, view: LedgerView) -> None:
+        view = view.after(self.ledgers.get(view.db))
         self.ledgers[view.db] = view
         self._holder.ledger_changed(view)
 

@@ -298,7 +298,7 @@ class Pool:
         """Sessions of another epoch, or of one that drains, serve nobody from here on."""
         changed = (view.epoch, view.serving) != (self.core.epoch, self.core.serving)
         self.core.epoch, self.core.serving = view.epoch, view.serving
-        self.core.ages = view.reachable  # away: nothing is closed by choice, and so not by age
+        self.core.ages = view.reachable and view.whole  # else nothing is closed by choice, nor by age
         if changed:
             if view.epoch:
                 log.info(Event.EPOCH_CHANGED, database=self.plan.name, epoch=view.epoch, serving=view.serving)
