@@ -350,7 +350,9 @@ class _Drain:
             snapshot = await self._ledger.snapshot()
         except (StoreUnavailable, StoreUnknown, UnknownSchema, ValueError):
             return None
-        if stopped is not None and self._ledger.lost:
+        if self._ledger.lost:
+            if stopped is None:
+                return None
             raise Ended(Code.TIMED_OUT, "the ledger is lost: what is missing in it proves nothing")
         if stopped is not None and snapshot.epoch != stopped.epoch:
             raise Ended(Code.TIMED_OUT, "aborted")

@@ -103,5 +103,9 @@ class PermitLost(PoolerError):
     """The ledger no longer has the permit of a session that this worker holds."""
 
 
+class LedgerLost(PoolerError):
+    """The ledger in etcd is not the one that this host knows, or is not whole again yet."""
+
+
 class FleetUnreachable(PoolerError):
     """A command could not reach the fleet or its ledger."""

@@ -53,7 +53,7 @@ async def _audit(where: Where, name: str) -> Audit:
 
     async with reach(where) as reached:
         db = reached.db(name)
-        ledger = reached.ledger(db)
+        ledger = await reached.whole_ledger(db)
         hosts = list(dict.fromkeys(host for each in reached.specs_of(db) for host in each.hosts))
         async with reached.eyes(db) as eyes:
             if eyes is None:

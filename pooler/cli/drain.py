@@ -71,7 +71,7 @@ async def _drain(
     target = _target(to)
     async with reach(where) as reached:
         db = reached.db(name)
-        ledger = reached.ledger(db)
+        ledger = await reached.whole_ledger(db)
         order = _order(where, db, target, run, switch_first, seconds)
         async with reached.eyes(db) as eyes:
             if eyes is None:
@@ -138,6 +138,7 @@ async def _abort(where: Where, name: str) -> int:
 
     async with reach(where) as reached:
         db = reached.db(name)
+        await reached.whole_ledger(db)
         if await abort(reached.store, reached.keys, db, now_us=now_us):
             print(f"{db}: the drain is given up; the old epoch is active again")
             return 0

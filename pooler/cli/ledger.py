@@ -119,7 +119,11 @@ async def read_rows(where: Where, name: str) -> tuple[str, list[dict[str, Any]],
 
     async with reach(where) as reached:
         db = reached.db(name)
-        snapshot = await reached.ledger(db).snapshot()
+        ledger = reached.ledger(db)
+        snapshot = await ledger.snapshot()
+        if ledger.lost:
+            print(f"{db}: this ledger is lost (etcd was wiped or restored): what is shown proves nothing; "
+                  "see pooler ledger rebuild", file=sys.stderr)
         activities = inspect.read_activities(reached.run_dir) if reached.run_dir else {}
         rows = inspect.session_rows(db, snapshot, activities, now_us())
         return db, rows, inspect.sum_up(snapshot, rows)
@@ -180,7 +184,7 @@ async def _resolve(
 
     async with reach(where) as reached:
         db = reached.db(name)
-        ledger = reached.ledger(db)
+        ledger = await reached.whole_ledger(db)
         snapshot = await ledger.snapshot()
         permits = chosen(snapshot, choice)
         if not permits:

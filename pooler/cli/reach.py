@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,12 +17,15 @@ import trio
 
 from coordinator.admin import NoAdminPermit, admin_permits
 from coordinator.admin_eyes import AdminEyes, admin_eyes
+from coordinator.ledger.access import Memory
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.record import LedgerState
 from coordinator.opening import doors, open_store
+from coordinator.remembered import MemoryUnreadable, Remembered
 from coordinator.spec import CoordinatorSpec, DatabaseSpec, EtcdSpec
 from coordinator.store.api import Store
-from pooler.errors import FleetUnreachable, NoPermit, UsageFault
+from pooler.errors import FleetUnreachable, LedgerLost, NoPermit, UsageFault
 from pooler.settings import Address, Settings, coordinator_spec, find_config, load
 from pooler.settings_models import FLEET_NAME
 
@@ -59,6 +62,7 @@ class Reached:
     store: Store
     keys: FleetKeys
     databases: tuple[str, ...]  # every ledger of the fleet
+    memories: dict[str, Memory] = field(default_factory=dict)
 
     def db(self, name: str) -> str:
         """The ledger that DB means: its name, or a config database that points to it. Raises UsageFault."""
@@ -72,8 +76,30 @@ class Reached:
         raise UsageFault(f"no ledger {name}; known: {names}")
 
     def ledger(self, db: str) -> Ledger:
-        """A ledger to read and to write through."""
-        return Ledger(self.store, self.keys.db(db), self.keys, now_us)
+        """A ledger to read and to write through; with what this host's coordinator remembers of it.
+
+        Raises FleetUnreachable if that cannot be read.
+        """
+        if db not in self.memories:
+            self.memories[db] = Memory(remembered(self.run_dir).seen(db) if self.run_dir else None)
+        return Ledger(self.store, self.keys.db(db), self.keys, now_us, memory=self.memories[db])
+
+    async def whole_ledger(self, db: str) -> Ledger:
+        """The same, for who acts on what it says or lacks.
+
+        Raises LedgerLost if it is not the one this host remembers, or is being rebuilt; StoreUnavailable.
+        """
+        ledger = self.ledger(db)
+        head = (await ledger.snapshot()).head
+        if ledger.lost:
+            raise LedgerLost(
+                f"the ledger {db} is lost: etcd was wiped or restored to an older state, and what it says "
+                f"proves nothing. Nothing was done. `pooler ledger rebuild {db} --evidence '…'` makes it "
+                f"anew from what the workers and the server hold")
+        if head is not None and head.state is not LedgerState.ACTIVE:
+            raise LedgerLost(f"the ledger {db} is being rebuilt (`pooler ledger rebuild`): nothing was done; "
+                             "try again when it is ACTIVE")
+        return ledger
 
     def specs_of(self, db: str) -> Sequence[DatabaseSpec]:
         """The config's databases that share this ledger; none with --etcd."""
@@ -104,6 +130,14 @@ class Reached:
                 yield eyes
         except* NoAdminPermit as refused:
             raise NoPermit(str(first_of(refused)), "full") from None
+
+
+def remembered(run_dir: Path) -> Remembered:
+    """What this host knows of its ledgers. Raises FleetUnreachable if that cannot be read."""
+    try:
+        return Remembered(run_dir)
+    except MemoryUnreadable as fault:
+        raise FleetUnreachable(str(fault)) from None
 
 
 def first_of(group: BaseExceptionGroup[NoAdminPermit]) -> NoAdminPermit:
