@@ -27,6 +27,7 @@ from coordinator.opening import make_reaper, open_store
 from coordinator.parts import Coordinator
 from coordinator.policy_difference import policy_differences
 from coordinator.remembered import MemoryUnreadable, Remembered
+from coordinator.renewal import Renewal
 from coordinator.spec import CoordinatorSpec, SpecFault
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 
@@ -56,10 +57,8 @@ class Service:
         self._stopping = trio.Event()
         self._coordinator: Coordinator | None = None
         self._link: Link | None = None
-        self._spec: CoordinatorSpec | None = None
+        self._renewal = Renewal()
         self._up = trio.Event()
-        self._other = trio.Event()  # what serves is to end
-        self._anew = trio.Event()  # what serves has the latest specification
 
     async def run(self, link_fd: int) -> int:
         """Exit code: 0 after `stop` or the supervisor's end, 2 for a specification that cannot be used."""
@@ -74,7 +73,8 @@ class Service:
             nursery.start_soon(self._stop_when_lost, link)
             nursery.start_soon(self._stop_on_signal)
             try:
-                spec = self._spec = CoordinatorSpec.parse(await link.call("spec"))
+                spec = CoordinatorSpec.parse(await link.call("spec"))
+                self._renewal.ask(spec)
                 set_up_logging(spec.log.format, spec.log.level)
                 await self._serve(spec, link)
             except (SpecFault, EtcdMissing, MemoryUnreadable, LinkRefused) as fault:
@@ -101,14 +101,14 @@ class Service:
         async with open_store(spec) as store, trio.open_nursery() as nursery:
             nursery.start_soon(_warn_of_version, store)
             while not self._stopping.is_set():
-                assert self._spec is not None  # as `run` and `_reload` set it
-                await self._serve_over(store, _with_own_socket(self._spec), link, remembered)
+                await self._serve_over(store, self._renewal.begin(), link, remembered)
             nursery.cancel_scope.cancel()
 
     async def _serve_over(
-        self, store: Store, spec: CoordinatorSpec, link: Link, remembered: Remembered
+        self, store: Store, asked: CoordinatorSpec, link: Link, remembered: Remembered
     ) -> None:
         """Until the end, or until there is another specification."""
+        spec = _with_own_socket(asked)
         coordinator: Coordinator | None = None
 
         def tag_of(db: str) -> str:
@@ -119,21 +119,20 @@ class Service:
         self._coordinator = coordinator
         room = coordinator.room
         room.on_change.append(lambda: link.notify("state", text="; ".join(room.crowded.values())))
-        self._other = trio.Event()
         async with trio.open_nursery() as nursery:
             await nursery.start(coordinator.run)
             _log.info(Event.COORDINATOR_STARTED, fleet=spec.fleet, host=spec.host, socket=spec.socket)
             if not self._up.is_set():
                 self._up.set()
                 nursery.start_soon(_say_ready, link)
-            self._anew.set()
-            await self._other.wait()
+            self._renewal.serves(asked)
+            await self._renewal.other.wait()
             _log.info(Event.COORDINATOR_STOPPING)
             nursery.cancel_scope.cancel()
 
     def _end(self) -> None:
         self._stopping.set()
-        self._other.set()
+        self._renewal.other.set()
 
     async def _stop(self, args: Args) -> Args:
         self._end()
@@ -148,18 +147,18 @@ class Service:
         assert self._link is not None
         fresh = CoordinatorSpec.parse(await self._link.call("spec"))
         set_up_logging(fresh.log.format, fresh.log.level)
-        before, self._spec = self._spec, fresh
+        before = self._renewal.asked
+        self._renewal.ask(fresh)
         views = self._coordinator.views.views if self._coordinator is not None else {}
         active = {db: view.policy for db, view in views.items()}
         if before is not None and fresh != (before := replace(before, log=fresh.log)):
             _log.info(Event.COORDINATOR_STARTS_ANEW)
             if fresh != replace(before, databases=fresh.databases):
                 self._end()
-            elif self._up.is_set():
-                self._anew = trio.Event()
-                self._other.set()
-                with trio.move_on_after(ANEW_SECONDS_MAX):
-                    await self._anew.wait()
+            else:
+                self._renewal.other.set()
+        if self._up.is_set() and not self._stopping.is_set():
+            await self._renewal.until_served(ANEW_SECONDS_MAX)
         return {"problems": policy_differences(fresh.databases, active)}
 
     async def _status(self, args: Args) -> Args:
