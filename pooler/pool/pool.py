@@ -337,8 +337,7 @@ class Pool:
             cancel_for, server, server.client, self.plan.settings.cancel_wait_timeout_seconds)
 
     def _drop_unusable(self) -> None:
-        stale = self.core.retire_idle(monotonic(), float("-inf"), 0)
-        for server in stale:
+        for server in self.core.retire_idle(monotonic(), float("-inf"), 0):
             self.retire(server, "its epoch or generation is over")
 
     def pause(self) -> None:
@@ -352,8 +351,7 @@ class Pool:
 
     def wake(self) -> None:
         """Serve those who waited while nothing was granted."""
-        stale = self.core.wake(monotonic())
-        for server in stale:
+        for server in self.core.wake(monotonic()):
             self.retire(server, "its time is over")
         self.grow()
 

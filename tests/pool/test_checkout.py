@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -217,3 +218,16 @@ async def test_a_session_whose_login_began_before_a_reconnect_serves_nobody(
             logged_in.set()
         await wait_all_tasks_blocked()
         assert [mini.ended for mini in run.minis] == [True, False]
+
+
+async def test_with_a_server_lifetime_of_0_a_session_serves_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch) as run:
+        run.pool.apply_settings(replace(run.pool.plan, size_max=2, server_lifetime_seconds=0))
+        for count in (1, 2):
+            async with run.pool.checkout() as client:
+                assert await client.query("select 7") == [[b"7"]]
+                assert len(run.minis) == count
+            while run.pool.parts.servers:
+                await run.pool.parts.server_forgotten.wait()
+            assert all(mini.ended for mini in run.minis)
+            assert run.pool.core.total == 0

@@ -215,7 +215,8 @@ class World:
             client_closed=lambda client: None)
         plan = PoolPlan(
             name="db", ledger="db/write", dbname="db", user="u", secret=ServerSecret(), mode=cast(Any, mode),
-            size_max=sessions, size_min=0, query_wait_timeout_seconds=60, server_lifetime_seconds=0,
+            size_max=sessions, size_min=0, query_wait_timeout_seconds=60,
+            server_lifetime_seconds=float("inf"),
             settings=PoolSettings(**settings))
         self.pool = Pool(self.parts, plan)
         self.sessions: list[Session] = []
