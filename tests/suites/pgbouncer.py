@@ -37,7 +37,8 @@ KNOWN: Final[Mapping[str, str]] = {  # test: why it does not pass; each stands i
     "test_replication.py::test_physical_rep*": "application_name is the permit's",
     "test_replication.py::test_*_rep_unprivileged": "application_name is the permit's",
     "test_replication.py::test_physcal_rep_unprivileged": "application_name is the permit's",
-    "test_misc.py::test_issue_1104": "a ledger for each database",
+    "test_limits.py::test_max_user_connections": "a session gave way to one that was served by another",
+    "test_admin.py::test_socket_id": "a pool's first login has a session of its own",
 }
 _AS_SERVER: Final = """\
 #!/bin/bash
