@@ -19,6 +19,10 @@ class Looks:
         self._config = config
         self.prove = cache(self._prove)
 
+    def _tag(self, request: int, looked_for: int) -> str:
+        """The birth tag: only that of the permit looked for matters, the others are somebody else's."""
+        return self._production.permit(request, self._production.sessions[looked_for].slot).birth_tag(TAG)
+
     def starters(self, procs: tuple[int, ...]) -> str:
         if not self._config.sees_starters:
             return ""
@@ -33,7 +37,7 @@ class Looks:
             return Proof.RESTARTED.value
         rows = tuple(
             Row(pid_of(request), start_of(request, births[request]), "app", "app",
-                "app" if named[request] else self._production.permit(request).birth_tag(TAG), "idle",
+                "app" if named[request] else self._tag(request, slot), "idle",
                 "client backend")
             for request, proc in enumerate(procs) if proc == BACKEND and self._config.sees_everything)
         now = _look_at(rows, self.starters(procs), restarts, 2)

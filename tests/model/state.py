@@ -17,6 +17,7 @@ NOT_HOLDING = frozenset((NONE, ASKED, VOIDING, DONE))
 TERMINAL = frozenset((NONE, DONE, DEAD, LOST))
 # the server process of a request
 UNBORN, IN_FLIGHT, STARTING, BACKEND, GONE = range(5)
+NOTHING = ("", "")  # the backend reaper has no evidence
 
 
 class State(NamedTuple):
@@ -30,8 +31,8 @@ class State(NamedTuple):
     freed: tuple[int, ...]  # per request: 1 once its permit was released
     alive: tuple[int, ...]  # per owner
     hello: tuple[int, ...]  # per owner: 1 until it has said which permits it has
-    reap: tuple[int, str, str] | None  # the backend reaper's evidence: request, stage, what
-    pipe: tuple[tuple[str, int, int], ...]  # writes on their way: what, request, transaction
+    reap: tuple[tuple[str, str], ...]  # per request: the backend reaper's evidence (stage, what) or NOTHING
+    pipe: tuple[tuple[str, int, int, int], ...]  # writes on their way: what, request, slot, transaction
     restarts: int
 
 
@@ -41,6 +42,7 @@ class Config:
 
     failing: tuple[bool, bool] = (True, True)  # which owner may crash or lose its lease
     pipe: int = 1
+    slots: int = 1
     restart: bool = False
     terminate: bool = False
     tamper: Tamper | None = None
