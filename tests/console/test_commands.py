@@ -78,6 +78,7 @@ def test_commands_and_their_arguments(text: str, command: Command) -> None:
     ],
 )
 def test_what_drivers_say_by_themselves_is_understood(text: str, command: Command) -> None:
+    """R60."""
     assert parse(text) == [command]
 
 

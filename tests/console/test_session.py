@@ -145,6 +145,7 @@ async def test_show_can_answer_worker_by_worker() -> None:
 
 
 async def test_psycopg_works_without_autocommit_and_with_prepared_statements() -> None:
+    """R60."""
     async with console(Fleet()) as port:
         def work(connection: psycopg.Connection[Any]) -> list[Any]:
             rows = [connection.execute("SHOW STATS", prepare=True).fetchall() for _ in range(2)]
@@ -167,6 +168,7 @@ async def test_psycopg_reads_binary_results() -> None:
 
 
 async def test_asyncpg_works() -> None:
+    """R60."""
     async with console(Fleet()) as port:
         async def work() -> tuple[Any, Any, str]:
             connection = await asyncpg.connect(
@@ -185,6 +187,7 @@ async def test_asyncpg_works() -> None:
 
 
 async def test_an_error_keeps_the_session_and_names_the_nearest() -> None:
+    """R60."""
     async with console(Fleet()) as port:
         def work(connection: psycopg.Connection[Any]) -> tuple[str, Any]:
             with pytest.raises(psycopg.errors.SyntaxError) as caught:
@@ -250,12 +253,14 @@ async def test_a_reason_that_all_workers_share_is_the_error() -> None:
 
 
 async def test_a_stats_user_may_show_and_nothing_else() -> None:
+    """R84."""
     fleet = Fleet()
     async with console(fleet, STATS) as port:
         def work(connection: psycopg.Connection[Any]) -> None:
             connection.execute("SHOW POOLS")
             connection.execute("SET extra_float_digits = 3")
-            for command in ("PAUSE", "RELOAD", "SET pool_mode = session", "SHUTDOWN"):
+            for command in ("PAUSE", "RESUME", "SUSPEND", "RELOAD", "RECONNECT", "KILL db", "KILL_CLIENT 1",
+                            "DISABLE db", "ENABLE db", "WAIT_CLOSE", "SET pool_mode = session", "SHUTDOWN"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     connection.execute(command)
 
@@ -276,6 +281,7 @@ async def test_help_is_a_notice() -> None:
 
 
 async def test_an_extended_error_skips_to_sync_and_sends_one_ready() -> None:
+    """R60."""
     async with console(Fleet()) as port, raw(port) as client:
         found = await answers(
             client, messages.parse("", "show pols"), messages.bind("", ""), messages.execute(), messages.SYNC)

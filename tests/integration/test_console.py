@@ -139,6 +139,20 @@ def test_lists_count_the_places_of_the_fleet_once(fleet: RunningFleet) -> None:
         assert (found["pools"], found["users"]) == (1, 1)
 
 
+def test_an_administrator_comes_in_though_every_place_and_every_session_is_taken(
+    fleet: RunningFleet,
+) -> None:
+    """R61."""
+    with ExitStack() as open_ones:
+        clients = [open_ones.enter_context(psycopg.connect(fleet.dsn())) for _ in range(10)]
+        for client in clients[:4]:
+            client.execute("SELECT 1")
+        with pytest.raises(psycopg.OperationalError, match="max_client_conn"):
+            psycopg.connect(fleet.dsn())
+        with _console(fleet) as console:
+            assert _rows(console, "SHOW POOLS")[0]["sv_active"] == 4
+
+
 def test_a_setting_holds_in_every_worker_until_the_reload(
     fleet: RunningFleet, until_ready: Callable[[RunningFleet], None]
 ) -> None:

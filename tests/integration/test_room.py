@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import ExitStack
+from time import monotonic
 
 import psycopg
 import pytest
 
+from pooler.demo.client import RawClient, query
 from pooler.demo.etcd import Etcd
 from tests.support.fleet import MakeFleet
 from tests.support.postgres import Database
@@ -26,3 +29,26 @@ def test_a_user_without_a_session_gets_the_only_one_of_another(
         for _ in range(3):
             for client in (one, two):
                 assert client.execute("select 1").fetchone() == (1,)
+
+
+def test_a_tenant_that_fills_its_own_limits_keeps_nobody_else_waiting(
+    postgres_newest: Database, etcd: Etcd, make_fleet: MakeFleet
+) -> None:
+    """R70. It has all the clients that it may, and all of its sessions are busy."""
+    greedy, password = f"greedy_{secrets.token_hex(4)}", secrets.token_hex(8)
+    postgres_newest.server.execute(f"create role {greedy} login password '{password}'")
+    fleet = make_fleet(postgres_newest, etcd, permits=4, workers=2, also={greedy: password}, more={
+        "users": {greedy: {"pool_size": 2, "max_user_client_connections": 10}},
+        "pool": {"max_client_conn": 20, "query_wait_timeout": "60s"}})
+    dsn = fleet.dsn(user=greedy, password=password)
+    with ExitStack() as stack:
+        for _ in range(10):
+            raw = stack.enter_context(RawClient("127.0.0.1", fleet.port))
+            raw.login(greedy, password, postgres_newest.dbname).send(query("select pg_sleep(60)"))
+        with pytest.raises(psycopg.OperationalError, match="max_user_client_connections"):
+            psycopg.connect(dsn)
+        for _ in range(5):
+            began = monotonic()
+            with psycopg.connect(fleet.dsn(), autocommit=True) as other:
+                assert other.execute("select 1").fetchone() == (1,)
+            assert monotonic() - began < 3

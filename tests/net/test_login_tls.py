@@ -129,6 +129,7 @@ async def test_clear_text_is_refused_in_postgresqls_words_where_encryption_is_re
 
 
 async def test_a_unix_socket_needs_no_encryption_and_is_offered_none() -> None:
+    """R78."""
     door = replace(DOOR, tls=clients(), gate=replace(DOOR.gate, auth_type=AuthType.TRUST))
     with connected() as (raw, peer):
         got: list[object] = []
@@ -146,6 +147,7 @@ async def test_a_unix_socket_needs_no_encryption_and_is_offered_none() -> None:
 
 
 async def test_encryption_is_declined_where_it_is_off() -> None:
+    """R26."""
     async with reception(DOOR) as (host, port):
         await connect_in_thread(port, "scram", sslmode="prefer")
         with pytest.raises(psycopg.OperationalError, match="server does not support SSL"):
@@ -182,6 +184,7 @@ async def test_a_certificate_may_be_shown_where_an_authority_is_named_but_need_n
 
 
 async def test_gss_is_declined_and_then_tls_and_the_startup_go_on() -> None:
+    """R26."""
     async with open_door() as (host, port):
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         await stream.send_all(GSS_REQUEST)
@@ -197,6 +200,7 @@ async def test_gss_is_declined_and_then_tls_and_the_startup_go_on() -> None:
 
 @pytest.mark.parametrize("alpn", [(), ("http/1.1",), ("h2", "http/1.1")])
 async def test_direct_tls_must_name_the_protocol(alpn: tuple[str, ...]) -> None:
+    """R26."""
     async with open_door() as (host, port):
         assert await direct_answer(port, alpn) == b""
         assert (await direct_answer(port, ("h2", "postgresql")))[:1] == b"R"
@@ -204,6 +208,7 @@ async def test_direct_tls_must_name_the_protocol(alpn: tuple[str, ...]) -> None:
 
 
 async def test_direct_tls_where_encryption_is_off_is_refused() -> None:
+    """R26."""
     async with reception(DOOR) as (host, port):
         assert await direct_answer(port, ("postgresql",)) == b""
         assert not host.seen
@@ -211,7 +216,7 @@ async def test_direct_tls_where_encryption_is_off_is_refused() -> None:
 
 @pytest.mark.parametrize("behind", [STARTUP, STARTUP + messages.query("select 1"), b"x", CANCEL])
 async def test_clear_text_stuffed_behind_the_request_is_no_part_of_the_session(behind: bytes) -> None:
-    """CVE-2021-23222."""
+    """R80: CVE-2021-23222."""
     async with open_door() as (host, port):
         answer = await answer_to(port, SSL_REQUEST + behind)
         assert answer.startswith(b"E")
@@ -222,6 +227,7 @@ async def test_clear_text_stuffed_behind_the_request_is_no_part_of_the_session(b
 
 
 async def test_clear_text_that_comes_late_behind_the_request_fails_the_handshake() -> None:
+    """R80."""
     async with open_door() as (host, port):
         with trio.fail_after(10):
             stream = await trio.open_tcp_stream("127.0.0.1", port)
@@ -257,6 +263,7 @@ RUBBISH = [b"GET / HTTP/1.0\r\n\r\n", bytes(8), b"\x16\x03\x01\x02\x00" + bytes(
 
 @pytest.mark.parametrize("rubbish", RUBBISH)
 async def test_rubbish_is_closed(rubbish: bytes) -> None:
+    """R26."""
     async with open_door() as (host, port):
         assert (await answer_to(port, rubbish))[:1] in (b"", b"E", b"\x15")
         assert not host.seen

@@ -39,6 +39,7 @@ def test_clients_and_servers_share_their_columns_and_add_their_own() -> None:
 
 
 def test_an_average_wait_is_the_mean_over_assignments_not_over_the_clock() -> None:
+    """R63."""
     period = Totals(server_assignments=100, wait_us=10_000_000, transactions=0, received_bytes=600)
     row = rows.stats_row(StatsRow("orders", period, period, 60.0))
     assert row["avg_wait_time"] == 100_000
