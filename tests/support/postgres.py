@@ -1,11 +1,12 @@
 """Fixtures of real PostgreSQL servers. Those of a session are shared, databases and roles are a module's own.
 
-`postgres` runs a test once for each version (15 and 18); `postgres_newest` once. `make_server` gives a test
-servers of its own, to kill, fill or promote.
+`postgres` runs a test once for each version (15 and 18); `postgres_newest` once, at the newest: with
+POOLER_TEST_POSTGRES=15 at that. `make_server` gives a test servers of its own, to kill, fill or promote.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import pytest
 from pooler.demo.postgres import MONITOR_GRANTS, Limits, Role, Server, installations, temporary_directory
 from tests.support.need import missing
 
-VERSIONS = (15, 18)
+VERSIONS = tuple(int(word) for word in os.environ.get("POOLER_TEST_POSTGRES", "15 18").split())
 TRUSTED = "host all +trusted 127.0.0.1/32 trust"
 BY_MD5 = "host all +by_md5 127.0.0.1/32 md5"
 
