@@ -187,11 +187,14 @@ class Requests:
             plan = self._plan_on(ask, grounds)
             if isinstance(plan, Plan):
                 return grounds, plan
-        limits, turn = await self._read_limits(), 0
+        (generation, limits), turn = await self._read_limits(), 0
         while True:
             window = window_at(self._keys, ask.kind, limits.of(ask.kind), self._home, turn)
             outcome = await self._access.ask(reading(*grounds_reads(ask, self._keys, limits, window)))
             grounds = grounds_from(outcome.reads, limits, window)
+            if _generation(grounds.alias) != generation:  # the policy changed between the two reads
+                (generation, limits), turn = await self._read_limits(), 0
+                continue
             plan = self._plan_on(ask, grounds)
             full = isinstance(plan, Refused) and plan.code is Code.FULL and not grounds.beyond
             if not full or not window.slots:
@@ -227,7 +230,7 @@ class Requests:
         return fresh
 
     def _granted(self, ask: Reserve, plan: Plan, grounds: Grounds, revision: int) -> Granted:
-        session = replace(plan.session, generation=revision)
+        session = replace(plan.session, generation=revision - plan.session.generation)
         slot_put = plan.txn.puts[0]
         self._remember(session.permit, Entry(slot_put.key, slot_put.value, revision, revision))
         self._grounds[ask.kind, ask.dbname, ask.user] = replace(
@@ -253,20 +256,24 @@ class Requests:
         given = Receipt.decode(receipt.value)
         if given.voided:
             return Voided(None)
-        permit = Permit(given.kind, given.slot, receipt.create_revision)
+        permit = Permit(given.kind, given.slot, receipt.create_revision + given.base)
         answer = await self._apply(Release(permit, Proof.UNUSED, Actor.OWNER))
         if isinstance(answer, Refused) and answer.code is not Code.GONE:
             return answer
         return Voided(permit if isinstance(answer, Applied) else None)
 
-    async def _read_limits(self) -> Limits:
-        """The active policy's limits; none published: no slots."""
+    async def _read_limits(self) -> tuple[int, Limits]:
+        """The active policy's generation and its limits; none published: 0 and no slots."""
         alias = await self._access.read(only(self._keys.alias()))
-        generation = Alias.decode(alias[0].value).active if alias[0] else 0
+        generation = _generation(alias[0])
         if self._limits is None or self._limits[0] != generation:
             policy = await self._access.read(only(self._keys.policy(generation)))
             self._limits = (generation, self._limits_of(policy[0].value) if policy[0] else Limits(0))
-        return self._limits[1]
+        return self._limits
+
+
+def _generation(alias: Entry | None) -> int:
+    return Alias.decode(alias.value).active if alias else 0
 
 
 def _mod(entry: Entry | None) -> int:
