@@ -95,7 +95,8 @@ class Founder:
             compares.append(absent(keys.epoch()))
             puts.append(Put(keys.epoch(), epoch.encode()))
         if view.head is None:
-            head = LedgerHead(secrets.token_hex(16), LedgerState.ACTIVE, secrets.token_hex(4))
+            state = LedgerState.RECOVERING if _ours(found, specs) else LedgerState.ACTIVE
+            head = LedgerHead(secrets.token_hex(16), state, secrets.token_hex(4))
             compares.append(absent(keys.ledger()))
             puts.append(Put(keys.ledger(), head.encode()))
         await self._store.txn(Txn(tuple(compares), tuple(puts)))
@@ -196,3 +197,10 @@ class Founder:
         if self._said.get((event, db)) != why:
             self._said[event, db] = why
             _log.warning(event, database=db, why=why)
+
+
+def _ours(found: Found, specs: Sequence[DatabaseSpec]) -> int:
+    """How many sessions of our roles are there already: a ledger that does not count them grants too much."""
+    roles = {(spec.dbname, user) for spec in specs for user in spec.users}
+    rows = found.look.rows if found.look is not None else ()
+    return sum(row.is_client and (row.dbname, row.user) in roles for row in rows)

@@ -97,7 +97,7 @@ class Greeter:
             [[db, permit_list(permit)] for db, permit in found.keys() & listed
              if found[db, permit].state is SessionState.UNKNOWN],
             [[db, permit_list(permit)] for db, permit in listed - found.keys()
-             if db in self._ledgers and not self.is_lost(db)])
+             if db in self._ledgers and not self.is_lost(db) and not self._is_of_before(db, permit)])
 
     async def _standing(self, boot_id: str) -> Found:
         """Every slot of every ledger that stands under this boot id."""
@@ -135,7 +135,7 @@ class Greeter:
             snapshot = await self._store.read(*keys[first:first + TXN_OPERATIONS_MAX])
             for entry in snapshot.entries:
                 receipt = Receipt.decode(entry.value)
-                named.add(Permit(receipt.kind, receipt.slot, entry.create_revision))
+                named.add(Permit(receipt.kind, receipt.slot, entry.create_revision + receipt.base))
         return named
 
     async def _free(self, local: Local, db: str, session: Session) -> None:
@@ -154,6 +154,11 @@ class Greeter:
                           proof=str(Proof.UNUSED), owner=local.boot_id, observer=local.boot_id)
         elif outcome.code not in (Code.GONE, Code.LEDGER_LOST):
             raise StoreUnavailable(f"{session.permit} could not be settled: {outcome.code} {outcome.detail}")
+
+    def _is_of_before(self, db: str, permit: Permit) -> bool:
+        """A permit of the ledger that was lost: its session is yet to get another."""
+        head = self._views.views[db].head
+        return head is not None and permit.generation <= head.generation_base
 
     def is_lost(self, db: str) -> bool:
         """Whether nothing that is missing in this ledger proves anything."""

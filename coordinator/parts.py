@@ -25,7 +25,9 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import UnknownSchema
 from coordinator.link import Args
 from coordinator.looks import Looker, LookFailed
+from coordinator.rebuild import Rebuilder
 from coordinator.reconcile import Reconciler
+from coordinator.recovering import Recovering
 from coordinator.registry import Registry, read_kernel_boot_id
 from coordinator.remembered import Remembered
 from coordinator.room import Room
@@ -68,6 +70,10 @@ class Coordinator:
         self.workers = WorkerServer(
             store, self.views, self.ledgers, self.registry, self.granting, host=spec.host,
             ttl_seconds=spec.lease_ttl_seconds, rows=self.rows)
+        self.recovering = Recovering(
+            store, self.views, self.ledgers, self.registry, host=spec.host, now_us=now_us)
+        self.workers.on_hello.append(self.recovering.stir)
+        self.rebuilder = Rebuilder(store, self.views, self.ledgers, databases, looker, now_us=now_us)
         self.founder = Founder(store, self.keys, databases, looker)
         self.election = Election(
             store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
@@ -89,6 +95,7 @@ class Coordinator:
             nursery.start_soon(self.views.run)
             nursery.start_soon(self._found)
             nursery.start_soon(self.granting.run)
+            nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.election.run, self._lead)
             nursery.start_soon(self._sweep_tables)
             nursery.start_soon(self._bury_commands)
@@ -100,6 +107,7 @@ class Coordinator:
     async def _lead(self, fence: Compare) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.room.watch)
+            nursery.start_soon(self.rebuilder.lead, fence)
             await self.reconciler.lead(fence)
             nursery.cancel_scope.cancel()
 

@@ -17,7 +17,7 @@ import trio
 from coordinator.events import Event
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Awaiting, Look, Proven
-from coordinator.ledger.record import Permit, Session
+from coordinator.ledger.record import LedgerHead, Permit, Session
 from coordinator.ledger.rules import Release, Terminating
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import Actor
@@ -131,13 +131,14 @@ class BackendReaper:
             return len(group)
         self._alert_if_void(address, look)
         assert snapshot.head is not None  # reconcile saw to it
-        freed = [await self._judge(db, case, look, snapshot.head.tag) for case in group]
+        freed = [await self._judge(db, case, look, snapshot.head) for case in group]
         return freed.count(False)
 
-    async def _judge(self, db: str, case: Case, look: Look, tag: str) -> bool:
+    async def _judge(self, db: str, case: Case, look: Look, head: LedgerHead) -> bool:
         """Whether the permit was freed (by whomever)."""
         grace = self._spec.orphan_connect_grace_seconds
-        verdict = self._first[db].judge(case, look, ledger_tag=tag, grace_seconds=grace)
+        verdict = self._first[db].judge(
+            case, look, ledger_tag=head.tag, grace_seconds=grace, tag_before=head.tag_before)
         if isinstance(verdict, Proven):
             return await self._release(db, case, verdict)
         self._await(db, case, verdict.reason)

@@ -61,13 +61,14 @@ class FirstLooks:
     since_us: dict[tuple[Permit, int], int] = field(default_factory=dict)  # by our monotonic clock
 
     def judge(
-        self, case: Case, look: Look, *, ledger_tag: str, grace_seconds: float
+        self, case: Case, look: Look, *, ledger_tag: str, grace_seconds: float, tag_before: str = ""
     ) -> Proven | Awaiting:
         """What `look` proves; remembers it as the first look where it can be one."""
         first = self.looks.get(case.key)
         verdict = proof_of_absence(
             case.session, look, ledger_tag=ledger_tag, epoch_backend=case.backend,
-            owner_known_dead=case.owner_known_dead, first=first, orphan_connect_grace_seconds=grace_seconds)
+            owner_known_dead=case.owner_known_dead, first=first, orphan_connect_grace_seconds=grace_seconds,
+            tag_before=tag_before)
         if isinstance(verdict, Awaiting) and self._can_be_first(case, look, first, ledger_tag):
             self.looks[case.key] = look
         return verdict

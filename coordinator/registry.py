@@ -73,6 +73,7 @@ class Local:
     lease: Lease | None = None
     ordinal: int = -1
     permits: dict[tuple[str, Permit], Pool] = field(default_factory=dict)
+    recovered: dict[str, str] = field(default_factory=dict)  # incarnation that has its sessions
     requests: dict[str, tuple[str, Permit]] = field(default_factory=dict)  # granted, not yet heard of again
     answered: dict[str, set[str]] = field(default_factory=dict)  # by database: receipts that may go
     attempts: dict[trio.CancelScope, str] = field(default_factory=dict)  # its reservations in progress here
@@ -179,12 +180,12 @@ class Registry:
     ) -> Worker:
         known = {db: Epoch.decode(entry.value).number
                  for db, entry in zip(self._databases, epochs, strict=True) if entry is not None}
-        registered = Worker.decode(old.value).registered + 1 if old else 1
+        before = Worker.decode(old.value) if old else None
         return Worker(
             boot_id=who.boot_id, index=who.index, ordinal=ordinal, host=self._host,
             machine_id=self._machine_id, kernel_boot_id=self._kernel_boot_id, pid=who.pid,
             pid_start=who.pid_start, cancel_address=who.cancel_address, schemas=who.schemas, epochs=known,
-            registered=registered,
+            recovered=before.recovered if before else {}, registered=before.registered + 1 if before else 1,
         )
 
     async def keep_alive(self, local: Local) -> bool:
@@ -199,6 +200,20 @@ class Registry:
 
         Raises Unregistered, StoreUnavailable, StoreUnknown.
         """
+        def acknowledged(record: Worker) -> Worker:
+            return replace(record, epochs={**record.epochs, db: max(epoch, record.epochs.get(db, 0))})
+
+        await self._change(local, acknowledged)
+
+    async def note_recovered(self, local: Local, db: str, incarnation: str) -> None:
+        """Writes into the worker's key that its sessions have their slots in this incarnation of the ledger.
+
+        Raises Unregistered, StoreUnavailable, StoreUnknown.
+        """
+        await self._change(local, lambda record: replace(
+            record, recovered={**record.recovered, db: incarnation}))
+
+    async def _change(self, local: Local, change: Callable[[Worker], Worker]) -> None:
         key = self.keys.worker(local.boot_id)
         for _ in range(ROUNDS_MAX):
             snapshot = await self._store.read(key)
@@ -206,9 +221,10 @@ class Registry:
                 raise Unregistered("it has no worker key")
             entry = snapshot.entries[0]
             record = Worker.decode(entry.value)
-            if record.epochs.get(db, 0) >= epoch:
+            changed = change(record)
+            if changed == record:
                 return
-            put = Put(key, replace(record, epochs={**record.epochs, db: epoch}).encode(), entry.lease)
+            put = Put(key, changed.encode(), entry.lease)
             if isinstance(await self._store.txn(Txn((unchanged(key, entry.mod_revision),), (put,))), Won):
                 return
         raise Unregistered("others were faster")

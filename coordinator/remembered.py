@@ -41,7 +41,8 @@ class Remembered:
         if dict(seen) == self._saved:
             return
         text = json.dumps({
-            db: [each.incarnation, each.revision, each.rebuilt, each.lost] for db, each in seen.items()})
+            db: [each.incarnation, each.revision, each.rebuilt, each.lost, each.base]
+            for db, each in seen.items()})
         scratch = self._path.with_suffix(".new")
         with open(scratch, "w", encoding="utf-8") as file:
             file.write(text)
@@ -63,8 +64,8 @@ class Remembered:
                 f"the ledgers are known to be whole (`pooler ledger audit`), remove it") from None
 
 
-def _seen(incarnation: str, revision: int, rebuilt: str = "", lost: bool = False) -> Seen:
-    return Seen(str(incarnation), int(revision), str(rebuilt), bool(lost))
+def _seen(incarnation: str, revision: int, rebuilt: str = "", lost: bool = False, base: int = 0) -> Seen:
+    return Seen(str(incarnation), int(revision), str(rebuilt), bool(lost), int(base))
 
 
 def _sync_folder(path: Path) -> None:

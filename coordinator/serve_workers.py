@@ -6,6 +6,7 @@ about the worker behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -68,6 +69,7 @@ class WorkerServer:
         self.host = host
         self.ttl_seconds = ttl_seconds
         self.rows = rows
+        self.on_hello: list[Callable[[], None]] = []
         views.on_change.append(self._tell)
 
     async def serve(self, stream: trio.abc.Stream) -> None:
@@ -154,6 +156,8 @@ class _Peer:
         server.registry.workers[who.boot_id] = local
         local.link, self._local = self._link, local
         self._greeted.set()
+        for listener in server.on_hello:
+            listener()
         _log.info(Event.WORKER_REGISTERED, worker=who.boot_id, index=who.index, ordinal=local.ordinal,
                   permits=len(local.permits), settled=local.settled)
         return {

@@ -39,6 +39,7 @@ class DatabaseSpec:
     role: str = "write"
     policy: str | None = None
     monitor: Monitor | None = None
+    users: tuple[str, ...] = ()  # roles that the pools log in as, as far as the config knows them
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -46,7 +47,7 @@ class DatabaseSpec:
         return cls(
             db=values["db"], name=values["name"], dbname=values["dbname"], hosts=tuple(values["hosts"]),
             role=values.get("role") or "write", policy=values.get("policy"),
-            monitor=Monitor.parse(monitor) if monitor else None,
+            monitor=Monitor.parse(monitor) if monitor else None, users=tuple(values.get("users") or ()),
         )
 
 

@@ -26,6 +26,7 @@ from pooler.settings_checks import faults_across
 from pooler.settings_host import host_name, machine_id
 from pooler.settings_inert import inert_settings
 from pooler.settings_models import Settings
+from pooler.settings_roles import server_users
 from pooler.settings_tls import ServerTlsSettings
 
 CONFIG_PLACES = (Path("pooler.yaml"), Path("/etc/pooler/pooler.yaml"))
@@ -157,6 +158,7 @@ def _database_spec(settings: Settings, name: str) -> dict[str, Any]:
         "hosts": [str(host) for host in database.hosts],
         "role": database.role,
         "policy": database.policy.text,
+        "users": server_users(settings, name),
         "monitor": None if monitor is None else {
             "user": monitor.user,
             "password": monitor.password.get_secret_value() if monitor.password is not None else None,

@@ -26,13 +26,14 @@ class Seen:
     """What this host last knew of the ledger: kept in the run directory over restarts.
 
     `rebuilt`: the rebuild (`LedgerHead.rebuilt`) that this incarnation came from. `lost`: it was found to be
-    another or an older one; stays until a later rebuild is seen.
+    another or an older one; stays until a later rebuild is seen. `base`: LedgerHead.generation_base.
     """
 
     incarnation: str = ""
     revision: int = 0
     rebuilt: str = ""
     lost: bool = False
+    base: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,11 @@ class Memory:
                 self._reached(revision)
         elif not seen.incarnation:
             if not self._went_back(floor, revision):
-                self.seen = replace(seen, incarnation=stands, rebuilt=head.rebuilt if head else "")
+                self.seen = replace(seen, incarnation=stands, rebuilt=head.rebuilt if head else "",
+                                    base=head.generation_base if head else 0)
                 self._reached(revision)
         elif head is not None and head.rebuilt > seen.rebuilt:
-            self.seen = Seen(stands, revision, head.rebuilt)
+            self.seen = Seen(stands, revision, head.rebuilt, base=head.generation_base)
             self.accepted += 1
         else:
             self.seen = replace(seen, lost=True)

@@ -7,6 +7,7 @@ frees the permit of a living session.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.ledger.record import Backend, Session
@@ -96,12 +97,13 @@ def proof_of_absence(
     owner_known_dead: bool = False,
     first: Look | None = None,
     orphan_connect_grace_seconds: float = ORPHAN_CONNECT_GRACE_SECONDS,
+    tag_before: str = "",
 ) -> Proven | Awaiting:
     """What `look` proves about `session`, a permit in SESSION_UNKNOWN.
 
     `epoch_backend` is the backend of the epoch it was reserved under, used when the permit has none yet.
     `owner_known_dead` must have been known *before* `first` was taken; `first` is an earlier look for the
-    same permit at the same server, or None.
+    same permit at the same server, or None. `tag_before`: of the ledger whose place this one took.
     """
     if look.void is not None:
         return Awaiting(f"a look that counts: {look.void}")
@@ -112,8 +114,8 @@ def proof_of_absence(
         return _with_pid(session, recorded, look)
     if not (owner_known_dead or session.abandoned):
         return Awaiting("its owner's process to be known dead, or its word that it gave the attempt up")
-    tag = session.permit.birth_tag(ledger_tag)
-    return _never_born(session, recorded, look, first, tag=tag, grace=orphan_connect_grace_seconds)
+    tags = [session.permit.birth_tag(tag) for tag in (ledger_tag, tag_before) if tag]
+    return _never_born(session, recorded, look, first, tags=tags, grace=orphan_connect_grace_seconds)
 
 
 def _with_pid(session: Session, recorded: Backend, look: Look) -> Proven | Awaiting:
@@ -141,18 +143,18 @@ def _absent(session: Session, look: Look) -> Proven | Awaiting:
 
 
 def _never_born(
-    session: Session, recorded: Backend, look: Look, first: Look | None, *, tag: str, grace: float
+    session: Session, recorded: Backend, look: Look, first: Look | None, *, tags: Sequence[str], grace: float
 ) -> Proven | Awaiting:
     seen = look.backend
     if not _same_node(recorded, seen) or seen.postmaster_start_us < recorded.postmaster_start_us:
         return Awaiting(f"a look at {recorded.address} (system {recorded.system_identifier})")
-    bearer = next((row for row in look.rows if row.application_name == tag), None)
+    bearer = next((row for row in look.rows if row.application_name in tags), None)
     if bearer is not None:
-        return Awaiting(f"pid {bearer.pid} to end: it has the birth tag {tag}")
+        return Awaiting(f"pid {bearer.pid} to end: it has the birth tag {bearer.application_name}")
     interval_us = never_born_interval_us(look, grace)
     if first is None or first.void is not None or not first.backend.same_server(seen):
         return Awaiting("a second look", look.at_us + interval_us)
-    if any(row.application_name == tag for row in first.rows):
+    if any(row.application_name in tags for row in first.rows):
         return Awaiting("two looks without its birth tag", look.at_us + interval_us)
     if look.at_us - first.at_us < interval_us:
         return Awaiting("the second look, past every start-up's time limit", first.at_us + interval_us)
@@ -162,7 +164,7 @@ def _never_born(
     # and a start-up that waits for a lock takes as long as the lock
     if look.anonymous:
         return Awaiting(f"pid {min(look.anonymous)}, still starting, to get a name or end", look.at_us)
-    return Proven(Proof.NEVER_BORN, f"no session was born as {tag}")
+    return Proven(Proof.NEVER_BORN, f"no session was born as {' or '.join(tags)}")
 
 
 def never_born_interval_us(look: Look, grace_seconds: float) -> int:

@@ -134,7 +134,7 @@ class Session(Record):
 
     kind: Kind
     slot: int
-    generation: int  # 0 as the reserving txn writes it: see rules.session_of
+    generation: int  # as the reserving txn writes it, 0 or the negative base: see rules.session_of
     state: SessionState
     owner: str  # boot id of the worker
     host: str
@@ -179,6 +179,7 @@ class Receipt(Record):
     kind: Kind
     slot: int
     voided: bool = False
+    base: int = 0  # LedgerHead.generation_base: added to the create revision
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -221,6 +222,7 @@ class Worker(Record):
     cancel_address: str = ""
     schemas: tuple[int, ...] = (SCHEMA,)
     epochs: Mapping[str, int] = field(default_factory=dict)  # last epoch acknowledged, by database
+    recovered: Mapping[str, str] = field(default_factory=dict)  # incarnation that has its sessions
     registered: int = 0  # rises when a worker re-puts its key: fails every older reservation still in a pipe
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -258,6 +260,8 @@ class LedgerHead(Record):
     state: LedgerState
     tag: str  # 8 characters, in every birth tag
     rebuilt: str = ""  # of a ledger that took a lost one's place: the `operator/` entry, ordered by time
+    tag_before: str = ""  # what was reserved and not opened in that one was to be born under it
+    generation_base: int = 0  # above every generation of that one: etcd's revisions may come again
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod

@@ -194,7 +194,8 @@ def plan_reservation(
     if seat is None:
         return Refused(Code.SEATS_FULL)
     session = Session(
-        kind=ask.kind, slot=slot, generation=0, state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
+        kind=ask.kind, slot=slot, generation=-LedgerHead.decode(head.value).generation_base,
+        state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
         dbname=ask.dbname, user=ask.user, seat=seat, request_id=ask.request_id, epoch=epoch.number,
         policy_generation=alias.active, backend=_backend(ask, epoch), state_since_us=now_us,
     )
@@ -234,7 +235,8 @@ def _reserving_txn(
     reads: tuple[tuple[str, str], ...],
 ) -> Txn:
     slot, receipt = keys.session(session.kind, session.slot), keys.receipt(session.request_id)
-    puts = [Put(slot, session.encode()), Put(receipt, Receipt(session.kind, session.slot).encode(), lease)]
+    given = Receipt(session.kind, session.slot, base=-session.generation)
+    puts = [Put(slot, session.encode()), Put(receipt, given.encode(), lease)]
     new = [slot, receipt]
     if session.seat >= 0:
         seat = keys.seat(session.dbname, session.user, session.seat)
@@ -286,7 +288,7 @@ def _repeated(entry: Entry) -> Repeated | Refused:
     receipt = Receipt.decode(entry.value)
     if receipt.voided:
         return Refused(Code.VOIDED)
-    return Repeated(receipt, entry.create_revision)
+    return Repeated(receipt, entry.create_revision + receipt.base)
 
 
 def _one(entries: Sequence[Entry]) -> Entry | None:

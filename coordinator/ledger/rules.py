@@ -4,11 +4,13 @@ Pure. `decide` turns (entry, command) into one transaction or says why not; ever
 of `states.MOVES`. Two things hold for every write: it compares the slot's mod revision, and the command's
 permit is the one that stands there (a permit of another generation is somebody else's: `gone`).
 
-The generation of a permit is the create revision of its receipt. The transaction that reserves cannot know
-it, so it stores 0; as long as 0 is stored that value is the one the reserving transaction wrote, hence the
-*mod* revision of the slot's key is the receipt's create revision. Every later write stores the number. This
-also holds when a slot is handed over in place (its create revision then stays that of the session before),
-and a session that moves to another slot keeps the number because the move is a later write.
+The generation of a permit is the create revision of its receipt; in a rebuilt ledger, whose revisions may
+have been those of the lost one's permits, plus a base that is above them all. The transaction that reserves
+cannot know it, so it stores the base, negative (0 without one); as long as that is stored, the value is the
+one the reserving transaction wrote, hence the *mod* revision of the slot's key is the receipt's create
+revision. Every later write stores the number. This also holds when a slot is handed over in place (its create
+revision then stays that of the session before), and a session that moves to another slot keeps the number
+because the move is a later write.
 """
 
 from __future__ import annotations
@@ -147,7 +149,9 @@ Decision = Write | Already | Refused
 def session_of(entry: Entry) -> Session:
     """The session in a slot, with its generation filled in (see the head of this module)."""
     session = Session.decode(entry.value)
-    return session if session.generation else replace(session, generation=entry.mod_revision)
+    if session.generation > 0:
+        return session
+    return replace(session, generation=entry.mod_revision - session.generation)
 
 
 def decide(entry: Entry | None, command: Command, keys: DbKeys, now_us: int) -> Decision:

@@ -49,7 +49,7 @@ class Given:
 
     request_id: str
     receipt: Receipt
-    generation: int  # the receipt's create revision
+    generation: int  # the receipt's create revision, above its base
     lease: int
 
 
@@ -76,6 +76,7 @@ class LedgerSnapshot:
 
     revision: int
     head: LedgerHead | None = None
+    head_revision: int = 0  # its mod revision: what a write on its state compares
     epoch: Epoch | None = None
     alias: Alias | None = None
     sessions: tuple[Held, ...] = ()
@@ -133,12 +134,14 @@ def snapshot_from(
     return LedgerSnapshot(
         revision=revision,
         head=_head(head),
+        head_revision=head[0].mod_revision if head else 0,
         epoch=Epoch.decode(epoch[0].value) if epoch else None,
         alias=Alias.decode(alias[0].value) if alias else None,
         sessions=tuple(Held(session_of(e), e.mod_revision) for e in sessions),
         seats=tuple(TakenSeat(e.key, Seat.decode(e.value)) for e in seats),
         receipts=tuple(
-            Given(_last(e), Receipt.decode(e.value), e.create_revision, e.lease) for e in receipts),
+            Given(_last(e), receipt := Receipt.decode(e.value), e.create_revision + receipt.base, e.lease)
+            for e in receipts),
         policies={int(_last(e)): e.value for e in policies},
         limits=limits,
         workers={_last(e): Registered(Worker.decode(e.value), e.mod_revision, e.lease) for e in workers},

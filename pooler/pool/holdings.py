@@ -8,7 +8,7 @@ seen gone, and a request that was given up until its `void` was answered.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -87,6 +87,19 @@ class Holdings:
         """Those the ledger has as UNKNOWN by our word, whose slot was not seen gone yet."""
         return [held for held in self._held.values()
                 if held.state is SessionState.UNKNOWN and not held.ending]
+
+    def of(self, db: str) -> list[Held]:
+        """Every permit of this ledger."""
+        return [held for held in self._held.values() if held.db == db]
+
+    def exchange(self, db: str, permit: Permit, new: Permit) -> bool:
+        """A rebuilt ledger has this open session under another permit. False: it is not open any more."""
+        held = self._held.get((db, permit))
+        if held is None or held.ending or held.state is not SessionState.OPEN:
+            return False
+        del self._held[db, permit]
+        self._held[db, new] = replace(held, permit=new)
+        return True
 
     def forget(self, db: str, permit: Permit) -> None:
         """The ledger no longer has it."""

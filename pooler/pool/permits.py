@@ -23,11 +23,13 @@ from coordinator.ledger.states import Proof, SessionState
 from coordinator.link import Args, Handler, LinkLost, LinkRefused
 from pooler.errors import FleetUnreachable, NoPermit, PermitLost, PoolerError
 from pooler.observe.events import Event
+from pooler.pool import recovering
 from pooler.pool.errands import Errands
 from pooler.pool.holder import Holder
 from pooler.pool.holdings import Holdings, Verdict, plain
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity, Uplink
+from pooler.pool.recovering import named as _permit
 
 ANSWER_SECONDS_MAX = 5.0  # how long an answer may take beyond the wait that was asked for
 CLOSING_SECONDS_MAX = 1.0  # CLOSING is recorded for those who look: Terminate does not wait longer for it
@@ -244,7 +246,7 @@ class Permits:
         return str((await self._once("cancel", ordinal=ordinal, key=key)).get("address") or "")
 
     async def offer_cancel(self, key: bytes, *, to_hosts: bool) -> list[str]:
-        """Pass it on to every other worker of this host. → host:port of the others. Raises FleetUnreachable."""
+        """Pass it on to every worker of this host. → host:port of the others. Raises FleetUnreachable."""
         return list((await self._once("cancel_any", key=key, to_hosts=to_hosts)).get("addresses") or ())
 
     async def fleet(self, op: str, args: Args) -> list[Args]:
@@ -319,7 +321,8 @@ class Permits:
         """What the coordinator may call."""
         return {"ledger": self._on_ledger, "permit_unknown": self._on_unknown, "permit_gone": self._on_gone,
                 "shed": self._on_shed, "cancel": self._on_cancel, "show": self._on_show,
-                "command": self._on_command}
+                "command": self._on_command,
+                **recovering.handlers(self._holdings, self._holder, self.ledgers)}
 
     def heard(self, answer: Args) -> None:
         """The answer to hello: every ledger, and every permit that is not as we said."""
@@ -392,8 +395,3 @@ class Permits:
 
     async def _on_command(self, args: Args) -> Args:
         return {"notices": await self._holder.command(args["name"], args["args"])}
-
-
-def _permit(raw: list[Any]) -> Permit:
-    kind, slot, generation = raw
-    return Permit(Kind(kind), slot, generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio
 
 from coordinator.ledger.record import Permit
 from pooler.observe.events import Event
+from pooler.pool.holder import HeldSession
 from pooler.pool.ledger_view import LedgerView
 from pooler.relay.cancel import cancel_for
 from pooler.relay.turns import Turns
@@ -38,6 +40,26 @@ class WorkerHolder:
         if server is None:
             return self._registry.replication(db, permit) is not None
         return not server.closing
+
+    def sessions(self, db: str) -> list[HeldSession]:
+        """Every session of this ledger whose socket is open and that is not being closed."""
+        registry = self._registry
+        found = [(server.opened, server.pool.plan) for server in registry.parts.servers
+                 if server.pool.plan.ledger == db and not server.closing]
+        found += [(each.opened, each.plan) for each in registry.replications.values()
+                  if each.plan.ledger == db]
+        return [HeldSession(opened.permit, plan.dbname, plan.user, plan.size_max, opened.pid,
+                            opened.backend_start_us, opened.backend, opened.epoch) for opened, plan in found]
+
+    def move(self, db: str, permit: Permit, new: Permit) -> None:
+        """Its session stands under another permit from now on."""
+        server = self._registry.server(db, permit)
+        if server is not None:
+            server.permit, server.opened = new, replace(server.opened, permit=new)
+            if server.row is not None:
+                server.row.identify(db, new, server.pid)
+        elif (client := self._registry.replication(db, permit)) is not None:
+            client.take_permit(new)
 
     def close_now(self, db: str, permit: Permit) -> None:
         """The ledger no longer has the permit: its session serves nobody any more."""

@@ -91,6 +91,12 @@ class ReplicationClient:
         """What its session stands on."""
         return self.opened.permit
 
+    def take_permit(self, permit: Permit) -> None:
+        """A rebuilt ledger has its session under this one."""
+        self.opened = replace(self.opened, permit=permit)
+        if self._row is not None:
+            self._row.identify(self.plan.ledger, permit, self.opened.pid)
+
     @property
     def may_end(self) -> bool:
         """Whether nothing is lost by an end now: it asks for nothing, or streams and can begin again where

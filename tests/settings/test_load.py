@@ -207,6 +207,7 @@ def test_the_coordinator_is_told_everything_it_needs(folder: Path) -> None:
             "dbname": "orders",
             "role": "write",
             "policy": POLICY,
+            "users": ["alice"],
             "hosts": ["10.0.0.11:5432", "10.0.0.12:5432"],
             "monitor": {"user": "watcher", "password": "hush-hush", "tls": {"sslmode": "prefer"}},
         }
