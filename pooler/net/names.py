@@ -52,7 +52,7 @@ async def _look_up(host: str, port: int, lookup: _Lookup) -> None:
     try:
         lookup.found = await trio.to_thread.run_sync(
             partial(_resolve, host, port), abandon_on_cancel=True, limiter=_threads())
-    except (OSError, UnicodeError) as fault:
+    except (OSError, ValueError, RuntimeError) as fault:  # it is no name, or there is no thread to be had
         lookup.fault = getattr(fault, "strerror", None) or str(fault)
     finally:
         _look_ups().pop((host, port), None)

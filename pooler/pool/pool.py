@@ -29,7 +29,7 @@ from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.places import UserPlaces
-from pooler.pool.plan import PoolPlan
+from pooler.pool.plan import USED_ONCE, PoolPlan
 from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
 from pooler.pool.starts import Starts
@@ -150,9 +150,10 @@ class Pool:
         """Why no session could be opened, while that holds."""
         return self.growth.last_error
 
-    def give(self, server: ServerConn, now: float) -> None:
+    def give(self, server: ServerConn, now: float, *, has_served: bool = True) -> None:
         """A free, clean session comes back."""
-        if server.retire or not self.core.give(server, now):
+        retires = server.retire and (has_served or server.retire != USED_ONCE)
+        if retires or not self.core.give(server, now):
             self.retire(server, server.retire or RETIRED)
 
     @property
@@ -197,7 +198,7 @@ class Pool:
 
     def _checked(self, server: ServerConn, ok: bool) -> None:
         if ok and server.status == IDLE:
-            self.give(server, monotonic())
+            self.give(server, monotonic(), has_served=False)
         else:
             server.give_up("server_check_query was not answered as it should be")
 

@@ -100,3 +100,16 @@ async def test_an_address_is_asked_of_nobody(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_name_that_can_be_none_is_a_fault_like_any_other() -> None:
     with pytest.raises(Broken, match="cannot resolve"):
         await addresses_of("a..b" + "x" * 80, 5432)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("can't start new thread"), ValueError("embedded null byte")])
+async def test_whatever_goes_wrong_in_a_look_up_is_told_to_who_waits_and_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(names, "_resolve", fail)
+    for _ in range(2):
+        with pytest.raises(Broken, match=f"cannot resolve the name: {fault}"):
+            await addresses_of("db.test", 5432)

@@ -231,3 +231,23 @@ async def test_with_a_server_lifetime_of_0_a_session_serves_once(monkeypatch: py
                 await run.pool.parts.server_forgotten.wait()
             assert all(mini.ended for mini in run.minis)
             assert run.pool.core.total == 0
+
+
+async def test_with_a_server_lifetime_of_0_asking_a_session_whether_it_is_there_is_no_use_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch) as run:
+        plan = run.pool.plan
+        run.pool.apply_settings(replace(
+            plan, size_max=1, size_min=1, server_lifetime_seconds=0,
+            settings=plan.settings.model_copy(update={"server_check_delay_seconds": 0.0})))
+        run.pool.greeting = {}
+        janitor.replenish(run.pool)
+        await wait_all_tasks_blocked()
+        assert len(run.pool.core.idle) == 1
+        async with run.pool.checkout() as client:
+            assert await client.query("select 7") == [[b"7"]]
+            assert len(run.minis) == 1
+        while run.pool.parts.servers:
+            await run.pool.parts.server_forgotten.wait()
+        assert [mini.ended for mini in run.minis] == [True]
