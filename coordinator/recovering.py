@@ -101,6 +101,7 @@ class Recovering:
         sessions = [each for each in heard["sessions"] if _is_of_before(each, head)]
         for each in sessions:
             new = await self._give_slot(local, db, _living(each))
+            mine.discard(parse_permit(each["permit"]))
             moves.append([each["permit"], permit_list(new) if new is not None else None])
             if new is not None:
                 mine.add(new)

@@ -16,6 +16,7 @@ from pooler.cli.options import (
     JsonOption,
     PrefixOption,
 )
+from pooler.cli.rebuild import rebuild
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,7 @@ def _group() -> None:
 
 app.command("audit")(audit)
 app.command("explain")(explain)
+app.command("rebuild")(rebuild)
 
 
 @app.command()

@@ -68,8 +68,8 @@ class Reached:
         """The ledger that DB means: its name, or a config database that points to it. Raises UsageFault."""
         if name in self.databases:
             return name
-        for each in self.spec.databases:
-            if each.name == name:
+        for each in self.spec.databases:  # also of a ledger that is wiped
+            if name in (each.name, each.db):
                 return each.db
         known = sorted({*self.databases, *(each.name for each in self.spec.databases)})
         names = ", ".join(known) or "none: was the fleet ever started?"

@@ -116,6 +116,7 @@ class Worker:
     told: list[tuple[str, Args]] = field(default_factory=list)
     ledgers: dict[str, Any] = field(default_factory=dict)
     news: trio.Event = field(default_factory=trio.Event)
+    answers: dict[str, Any] = field(default_factory=dict)
 
     async def hello(self) -> Args:
         answer: Args = await self.call(
@@ -162,13 +163,15 @@ class Worker:
             if op == "ledger":
                 self.ledgers[args["db"]] = args["ledger"]
             self.news.set()
-            return {}
+            answer = self.answers.get(op, {})
+            return answer(args) if callable(answer) else answer
         return handler
 
     @asynccontextmanager
     async def linked(self, stream: trio.abc.Stream) -> AsyncIterator[Worker]:
         """Linked over `stream` within the block."""
-        ops = ("ledger", "permit_unknown", "permit_gone", "shed", "cancel", "show", "command")
+        ops = ("ledger", "permit_unknown", "permit_gone", "shed", "cancel", "show", "command", "recover",
+               "moved")
         self.link = Link(stream, {op: self._handler(op) for op in ops})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.link.run)

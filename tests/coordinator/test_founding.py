@@ -12,14 +12,17 @@ from trio.testing import MockClock
 
 from coordinator.founding import Founder
 from coordinator.http import not_ready
+from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import Alias
+from coordinator.ledger.states import SessionState
 from coordinator.policy import decode_policy, load_policy
+from coordinator.rebuild import Rebuilder
 from coordinator.remembered import Remembered
 from coordinator.spec import DatabaseSpec, Monitor
 from coordinator.store.memory import MemoryStore
 from coordinator.view import View, Views
 from tests.coordinator.parts import policy_text
-from tests.coordinator.stage import DB, FakeEyes, Server, row
+from tests.coordinator.stage import DB, NO_FENCE, FakeEyes, Server, row
 from tests.ledger.ground import BACKEND, FLEET, KEYS
 
 STANDBY = "127.0.0.1:5433"
@@ -175,6 +178,26 @@ async def test_sessions_that_were_there_before_the_ledger_are_named(tmp_path: Pa
         await start.run()
     (said,) = [line for line in logs if line["event"] == "ledger_strangers_at_start"]
     assert said["sessions_by_role"] == {"app": 2}
+
+
+@pytest.mark.parametrize(("user", "state"), [("app", "RECOVERING"), ("cron", "ACTIVE")])
+async def test_a_ledger_that_finds_sessions_of_its_roles_counts_them_before_it_grants(
+    tmp_path: Path, user: str, state: str
+) -> None:
+    store = MemoryStore()
+    start = Start(tmp_path, store, replace(database(), dbname="app", users=("app",)))
+    start.eyes.server.rows = [replace(row(7, 70), user=user)]
+    assert (await start.run()).state == state
+    ledger = Ledger(store, KEYS, FLEET, lambda: 0)
+    rebuilder = Rebuilder(store, start.views, {DB: ledger}, {DB: (replace(database(), users=("app",)),)},
+                          start.eyes, now_us=lambda: 0)
+    for _ in range(2):
+        await rebuilder.step(DB, NO_FENCE)
+    await start.views.refresh()
+    assert start.views.views[DB].state == "ACTIVE"
+    held = [each.session for each in (await ledger.snapshot()).sessions]
+    assert [(each.pid, each.state) for each in held] == (
+        [(7, SessionState.UNKNOWN)] if user == "app" else [])
 
 
 @pytest.mark.parametrize("loss", ["wiped", "rewound", "another"])

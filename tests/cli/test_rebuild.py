@@ -1,0 +1,118 @@
+"""`pooler ledger rebuild` as anybody types it, against a store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.ledger.access import Seen
+from coordinator.ledger.record import Attestation, LedgerHead, LedgerState
+from coordinator.remembered import Remembered
+from coordinator.spec import CoordinatorSpec, DatabaseSpec
+from coordinator.store.api import Lost, Put, Txn, Won
+from coordinator.store.memory import Keyspace, MemoryStore
+from pooler.cli import reach
+from pooler.cli.main import run
+from tests.coordinator.stage import make_spec
+from tests.ledger.ground import FLEET, KEYS, found, write
+
+DB = KEYS.database
+ORDER = ["ledger", "rebuild", DB, "--evidence", "restored from 03:00", "--timeout", "20s"]
+
+
+class Fleet(MemoryStore):
+    """A store whose fleet lets a rebuilt ledger grant again after a few looks at it, if it is up."""
+
+    is_up = True
+    looks = 0
+
+    async def txn(self, txn: Txn) -> Won | Lost:
+        outcome = await super().txn(txn)
+        entry = self.keyspace.entries.get(KEYS.ledger())
+        head = LedgerHead.decode(entry.value) if entry else None
+        if self.is_up and head is not None and head.state is LedgerState.RECOVERING and not txn.puts:
+            self.looks += 1
+            if self.looks == 3:
+                write(self.keyspace, Put(KEYS.ledger(), replace(head, state=LedgerState.ACTIVE).encode()))
+        return outcome
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
+    """What every command here reaches; the config has one database, in a run directory of the test's."""
+    store = Fleet(found())
+
+    @asynccontextmanager
+    async def open_store(spec: CoordinatorSpec) -> AsyncIterator[MemoryStore]:
+        yield store
+
+    spec = make_spec(tmp_path, databases=(DatabaseSpec(DB, "orders", "app", ("127.0.0.1:5432",)),))
+    monkeypatch.setattr(reach, "open_store", open_store)
+    monkeypatch.setattr(reach.Where, "spec", lambda self: spec)
+    return store
+
+
+def head_of(keyspace: Keyspace) -> LedgerHead:
+    return LedgerHead.decode(keyspace.entries[KEYS.ledger()].value)
+
+
+@pytest.mark.parametrize("loss", ["wiped", "restored"])
+def test_it_orders_the_rebuild_waits_for_it_and_keeps_the_evidence(
+    tmp_path: Path, store: Fleet, capsys: pytest.CaptureFixture[str], loss: str
+) -> None:
+    Remembered(tmp_path).save({DB: Seen("first", 99)})
+    if loss == "wiped":
+        store.keyspace.entries.clear()
+    assert run(ORDER) == 0
+    told = capsys.readouterr().out
+    assert "RECOVERING: 0 sessions held" in told
+    assert told.splitlines()[-1].startswith(f"{DB}: ACTIVE")
+    head = head_of(store.keyspace)
+    kept = Attestation.decode(store.keyspace.entries[FLEET.operator(head.rebuilt)].value)
+    assert (kept.what, kept.evidence) == (f"rebuild {DB}", "restored from 03:00")
+    assert head.generation_base > 99
+
+
+def test_a_name_of_the_config_means_its_ledger(tmp_path: Path, store: Fleet) -> None:
+    Remembered(tmp_path).save({DB: Seen("first", 99)})
+    assert run([*ORDER[:2], "orders", *ORDER[3:]]) == 0
+
+
+def test_past_its_time_it_says_so_and_the_same_command_waits_again(
+    tmp_path: Path, store: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Remembered(tmp_path).save({DB: Seen("first", 99)})
+    store.is_up = False
+    assert run([*ORDER[:-1], "300ms"]) == 4
+    assert "still being rebuilt" in capsys.readouterr().err
+    incarnation = head_of(store.keyspace).incarnation
+    store.is_up = True
+    assert run(ORDER) == 0
+    assert "already" in capsys.readouterr().out
+    assert head_of(store.keyspace).incarnation == incarnation
+
+
+@pytest.mark.parametrize("seen", [{DB: Seen("first", 1)}, {}])
+def test_what_is_not_lost_or_was_never_seen_is_left_alone(
+    tmp_path: Path, store: Fleet, capsys: pytest.CaptureFixture[str], seen: dict[str, Seen]
+) -> None:
+    Remembered(tmp_path).save(seen)
+    before = dict(store.keyspace.entries)
+    assert run(ORDER) == 1
+    assert capsys.readouterr().err.startswith("pooler: ")
+    assert store.keyspace.entries == before
+
+
+@pytest.mark.parametrize("order", [ORDER[:3], [*ORDER[:3], "--evidence", "  "]])
+def test_without_evidence_nothing_is_done(
+    tmp_path: Path, store: Fleet, capsys: pytest.CaptureFixture[str], order: list[str]
+) -> None:
+    Remembered(tmp_path).save({DB: Seen("first", 99)})
+    before = dict(store.keyspace.entries)
+    assert run(order) == 2
+    assert "--evidence" in capsys.readouterr().err
+    assert store.keyspace.entries == before
