@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PARSE, BIND, DESCRIBE, CLOSE = 0x50, 0x42, 0x44, 0x43
 FAILED = 0x45  # the status of a transaction
 OWN_NAMES = b"pooler_"
+YOUNG_MAX = 1_000  # of more it is looked which of them are answered
 WAIT: Final = b"wait"  # compared by identity: not this message now, nor what is behind it
 
 
@@ -126,7 +127,7 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
         server.pool.server_parses += 1
         server.owed.append(o.Parsed(_NOBODY, None, True, taken=name))
         return before + parse_message(Statement(STAND_IN, body))
-    server.statements.young.add(name)
+    _sent(server, name)
     unsettled = is_unsettled(server, None, statement)
     has_it = server.statements.touch(statement)
     if has_it and not unsettled and server.status != FAILED:  # there a server refuses most texts
@@ -146,7 +147,7 @@ def _parse(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
 def _parse_unnamed(server: ServerConn, statement: Statement, previous: Statement | None) -> None:
     """It is sent as it came. `previous` is what it is to the client if it is skipped."""
     if server.owed:  # else nothing can skip it
-        server.statements.young.add(b"")
+        _sent(server, b"")
     server.statements.unnamed = statement
     server.pool.server_parses += 1
     server.owed.append(o.Parsed(statement, b"", True, named=False, before=previous))
@@ -209,8 +210,10 @@ def _must_wait(server: ServerConn, name: bytes, statement: Statement | None) -> 
 def is_unsettled(server: ServerConn, name: bytes | None, statement: Statement | None = None) -> bool:
     """Whether what makes or closes this name of the client's, or this statement of the session, belongs to a
     group that may yet fail, not to the one being sent."""
-    young = server.statements.young
+    young, group = server.statements.young, server.statements.group
     if (name not in young and statement not in young) or server.copy_in:
+        return False
+    if young.get(name) == group or young.get(statement) == group:
         return False
     ended = False
     for entry in reversed(server.owed):
@@ -218,8 +221,23 @@ def is_unsettled(server: ServerConn, name: bytes | None, statement: Statement | 
             ended = ended or entry == o.SYNC
         elif entry.is_about(name, statement):
             return ended
-    young.difference_update((name, statement))  # it is answered
+    young.pop(name, None)  # it is answered
+    young.pop(statement, None)
     return False
+
+
+def _sent(server: ServerConn, which: Statement | bytes) -> None:
+    """A message that is put on its way makes or closes it. Who never lets everything be answered is
+    remembered no more of than what is not."""
+    young, owed = server.statements.young, server.owed
+    young[which] = server.statements.group
+    if len(young) > YOUNG_MAX and len(young) > 4 * len(owed):
+        unanswered: set[Statement | bytes | None] = {which}
+        for entry in owed:
+            if type(entry) is not int:
+                unanswered.update((getattr(entry, "name", None), getattr(entry, "statement", None)))
+        for each in young.keys() - unanswered:
+            del young[each]
 
 
 def _instead(server: ServerConn) -> bytes:
@@ -239,8 +257,9 @@ def drop_unnamed(client: ClientConn, server: ServerConn) -> None:
     server.statements.unnamed = None
     if client.statements is not None:
         if server.owed:  # what there is then to be dropped may yet be another
-            server.statements.young.add(b"")
-            server.owed.append(o.Told(b"", b"", client.statements.get(b"")))
+            if (closed := client.statements.get(b"")) is not None:
+                _sent(server, b"")
+            server.owed.append(o.Told(b"", b"", closed))
         client.statements.close(b"")
 
 
@@ -278,7 +297,7 @@ def _close(client: ClientConn, server: ServerConn, message: bytes) -> bytes | No
             client.prepared().close(name)
         if statement is not None or name.startswith(OWN_NAMES):
             before = _instead(server)
-            server.statements.young.add(name)
+            _sent(server, name)
             server.owed.append(o.Told(o.CLOSE_COMPLETE, name, statement))
             return before
     elif what == b"S":
@@ -298,7 +317,7 @@ def _ready_for(server: ServerConn, name: bytes, statement: Statement | None) -> 
         server.owed.append(o.Closed(None))
         return close_statement(b"")
     server.pool.server_parses += 1
-    server.statements.young.add(statement)
+    _sent(server, statement)
     server.owed.append(o.Parsed(statement, b"", False, named=False))
     return parse_message(statement, b"")
 

@@ -62,8 +62,7 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
 
 
 def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> None:
-    size, owed = len(data), server.owed
-    unsynced, bytes_max = server.unsynced, client.pool.packet_bytes_max
+    size, owed, unsynced, bytes_max = len(data), server.owed, server.unsynced, client.pool.packet_bytes_max
     begins = not (unsynced or owed or at)
     start = 0  # what stands before it has been put into `pieces`
     pieces: list[bytes] | None = None
@@ -96,6 +95,7 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
                 server.syncs_ignored += 1
             else:
                 owed.append(o.SYNC)
+                server.statements.group += 1
                 unsynced = False
         elif kind == BIND or kind == PARSE or kind == DESCRIBE or kind == CLOSE:
             if end > size and (kind != BIND or size - at < BIND_HEAD_BYTES):

@@ -13,14 +13,16 @@ class SessionStatements:
     `unnamed` is the statement whose text the session's unnamed statement is now; a simple Query destroys that
     one, so whoever sends a Query sets it to None. The order is that of what was sent, not of what was
     answered: what the server then skipped after an error is put right with `remove` (a Parse) and `restore`
-    (a Close). `young` are those whose Parse or Close may be unanswered, and such names of the client's.
+    (a Close). `young` are those whose Parse or Close may be unanswered, and such names of the client's, each
+    with the number of the `group` that it was last sent in; a Sync ends a group.
     """
 
-    __slots__ = ("_held", "limit", "unnamed", "young")
+    __slots__ = ("_held", "group", "limit", "unnamed", "young")
 
     def __init__(self, limit: int) -> None:
         self._held: OrderedDict[Statement, None] = OrderedDict()
-        self.young: set[Statement | bytes | None] = set()
+        self.young: dict[Statement | bytes | None, int] = {}
+        self.group = 0
         self.limit = limit
         self.unnamed: Statement | None = None
 
@@ -47,9 +49,9 @@ class SessionStatements:
         evicted: list[Statement] = []
         while len(self._held) >= max(self.limit, 1):
             evicted.append(self._held.popitem(last=False)[0])
-        self.young.update(evicted)
+        self.young.update(dict.fromkeys(evicted, self.group))
         self._held[statement] = None
-        self.young.add(statement)
+        self.young[statement] = self.group
         return evicted
 
     def remove(self, statement: Statement) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from pooler.demo.client import SYNC, bind, close, describe, execute, parse, query
+from pooler.relay import extended
 from tests.relay.scripts import COPY_DONE, copy_data, group, run
-from tests.relay.world import world
+from tests.relay.world import whole, world
 
 FAILS = describe("S", "missing")
 USES = {"bind": bind((), "a") + execute(), "describe": describe("S", "a")}
@@ -142,3 +147,43 @@ def test_who_has_prepared_nothing_yet_finds_what_it_prepares_behind_its_dealloca
         assert w.say(two, forgets + both) == answered + "1 2 D:2 C:SELECT 1 E:42P05 Z:I"
         assert w.say(two, parse("select 3", "a") + SYNC) == "E:42P05 Z:I"
         w.check_idle()
+
+
+class Looked(deque[Any]):
+    """What a server owes, and how much of it was looked at from its end."""
+
+    steps = 0
+
+    def __reversed__(self) -> Iterator[Any]:  # type: ignore[override]
+        for entry in super().__reversed__():
+            self.steps += 1
+            yield entry
+
+
+def test_a_bind_costs_the_same_however_many_of_its_group_are_unanswered() -> None:
+    with world() as w:
+        one = w.client()
+        owed = w.sessions[0].conn.owed = Looked()
+        one.conn._take(parse("select 1", "a") + 500 * (bind((), "a") + execute()))
+        assert len(owed) == 1_001
+        assert owed.steps <= 1_001
+        assert w.say(one, SYNC) == "1" + 500 * " 2 D:1 C:SELECT 1" + " Z:I"
+        w.check_idle()
+
+
+def test_of_who_never_lets_everything_be_answered_no_more_is_remembered_than_what_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extended, "YOUNG_MAX", 50)
+    with world() as w:
+        one, session = w.client(), w.sessions[0]
+        one.conn._take(parse("select 1", "n0") + SYNC)
+        for number in range(1, 200):
+            session.move(whole)
+            closes = close("S", f"n{number - 2}") if number > 1 else b""
+            one.conn._take(parse("select 1", f"n{number}") + closes + SYNC)
+            w.reactor._turn()
+            one.read()
+            assert session.conn.owed
+        assert not one.conn.missing
+        assert len(session.conn.statements.young) <= 52
