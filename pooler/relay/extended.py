@@ -242,12 +242,12 @@ def _sent(server: ServerConn, which: Statement | bytes) -> None:
 
 def _instead(server: ServerConn) -> bytes:
     """What to send for a message that the pooler answers itself: nothing, but where COPY IN may have begun.
-    That is broken off by any other message."""
+    That is broken off by any other message, and so it was where one has been answered so."""
     for entry in reversed(server.owed):
         if entry == o.EXECUTE or entry == o.QUERY or entry == o.FUNCTION:
             server.owed.append(o.Closed(None))
             return close_statement(STAND_IN)
-        if entry != o.SYNC and (type(entry) is not o.Told or entry is o.COPY_ENDED):
+        if entry != o.SYNC and (type(entry) is not o.Told or entry.answer or entry is o.COPY_ENDED):
             break
     return b""
 

@@ -171,6 +171,23 @@ def test_a_bind_costs_the_same_however_many_of_its_group_are_unanswered() -> Non
         w.check_idle()
 
 
+@pytest.mark.parametrize("before", [b"", query("select 2")])
+def test_what_the_pooler_answers_itself_costs_the_same_however_much_of_it_is_unanswered(
+    before: bytes,
+) -> None:
+    names = [f"n{number}" for number in range(200)]
+    with world() as w:
+        one = w.client()
+        w.say(one, parse("select 1", "a") + SYNC)
+        owed = w.sessions[0].conn.owed = Looked()
+        one.conn._take(before + b"".join(parse("select 1", name) for name in names)
+                       + b"".join(close("S", name) for name in names))
+        assert owed.steps <= 3 * len(names)
+        heard = w.say(one, SYNC)
+        assert heard.endswith(len(names) * "1 " + len(names) * "3 " + "Z:I")
+        w.check_idle()
+
+
 def test_of_who_never_lets_everything_be_answered_no_more_is_remembered_than_what_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
