@@ -92,24 +92,29 @@ class Election:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lead, fence)
-                await self._stay(lease, sent)
+                await self._stay(lease, sent, outcome.revision)
                 nursery.cancel_scope.cancel()
         finally:
             self.fence = None
             _log.info(Event.LEADER_RESIGNED, revision=outcome.revision)
 
-    async def _stay(self, lease: Lease, confirmed: float) -> None:
-        """Returns when the lease is gone, or may be: counted from the sending of what was confirmed last."""
+    async def _stay(self, lease: Lease, confirmed: float, revision: int) -> None:
+        """Returns when the lease is gone, or may be: counted from the sending of what was confirmed last; or
+        when the key is not ours any more, whose lease lives on where somebody wiped it."""
         while trio.current_time() - confirmed < self._ttl:
             await trio.sleep(self._ttl / 3)  # noqa: TID251 - the pace of keep-alives
             sent = trio.current_time()
             try:
                 with trio.move_on_after(self._ttl / 3):
-                    if not await lease.keep_alive():
+                    if not await lease.keep_alive() or not await self._stands(revision):
                         return
                     confirmed = sent
             except (StoreUnavailable, StoreUnknown):
                 continue
+
+    async def _stands(self, revision: int) -> bool:
+        standing = await self._store.read(self._key)
+        return [entry.create_revision for entry in standing.entries] == [revision]
 
     async def _wait_for_vacancy(self, revision: int) -> None:
         """Until the key changes, or a TTL has passed (a watch is a hint)."""

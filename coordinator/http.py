@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from coordinator.events import Event
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.record import UnknownSchema
+from coordinator.ledger.record import LedgerState, UnknownSchema
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View
@@ -197,7 +197,9 @@ def not_ready(views: Mapping[str, View]) -> list[str]:
         if not view.reachable:
             problems.append(f"{db}: etcd does not answer")
         elif view.lost:
-            problems.append(f"{db}: the ledger is lost: {view.lost}")
+            problems.append(f"{db}: the ledger is lost: {view.lost}; pooler ledger rebuild makes it anew")
+        elif view.state == LedgerState.RECOVERING:
+            problems.append(f"{db}: the ledger is being rebuilt")
         elif not view.complete:
             missing = [name for name, value in (("ledger", view.head), ("epoch", view.epoch),
                                                 ("policy", view.policy)) if value is None]

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from coordinator import commands, inspect
+from coordinator.deaths import bury_earlier_boots
 from coordinator.election import Election, Leader
 from coordinator.events import Event
 from coordinator.founding import Founder
@@ -99,6 +100,7 @@ class Coordinator:
             nursery.start_soon(self.election.run, self._lead)
             nursery.start_soon(self._sweep_tables)
             nursery.start_soon(self._bury_commands)
+            nursery.start_soon(self._bury_earlier_boots)
             await nursery.start(self._serve_socket)
             if self.spec.http_fd is not None:
                 nursery.start_soon(serve_http, self.spec.http_fd, self, self.spec.http_token)
@@ -231,6 +233,11 @@ class Coordinator:
                 commands.forget(run_dir, boot_id)
                 self.reconciler.stir()
             await trio.sleep(self.spec.lease_ttl_seconds)  # noqa: TID251 - a death elsewhere tells nobody
+
+    async def _bury_earlier_boots(self) -> None:
+        await bury_earlier_boots(
+            self.ledgers, self.registry, host=self.spec.host, machine_id=self.spec.machine_id,
+            kernel_boot_id=read_kernel_boot_id(), now_us=now_us, on_buried=self.reconciler.stir)
 
     async def _serve_socket(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:

@@ -121,6 +121,8 @@ class Recovering:
         ledger = self._ledgers[db]
         for _ in range(ROUNDS_MAX):
             snapshot = await ledger.snapshot()
+            if snapshot.active_limits is None:
+                raise NotYet("no policy says yet how many slots there are")
             plan = plan_living(living, snapshot, ledger.keys, snapshot.head_revision, owner=local.boot_id,
                                host=self._host, now_us=self._now_us())
             if plan is None:

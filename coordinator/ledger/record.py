@@ -151,6 +151,8 @@ class Session(Record):
     terminating: bool = False
     ticket: str = ""
     state_since_us: int = 0  # shown, never compared
+    machine: str = ""  # of its owner, and which start of that machine: a later one proves the owner dead
+    kernel_boot: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property

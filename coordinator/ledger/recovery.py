@@ -14,7 +14,17 @@ from itertools import count
 
 from coordinator.ledger.keys import DbKeys
 from coordinator.ledger.proofs import Look, Row
-from coordinator.ledger.record import Backend, Kind, LedgerHead, LedgerState, Permit, Receipt, Seat, Session
+from coordinator.ledger.record import (
+    Backend,
+    Kind,
+    LedgerHead,
+    LedgerState,
+    Permit,
+    Receipt,
+    Seat,
+    Session,
+    Worker,
+)
 from coordinator.ledger.snapshot import Held, LedgerSnapshot
 from coordinator.ledger.states import SessionState
 from coordinator.store.api import Compare, Put, Txn, absent, unchanged
@@ -77,7 +87,7 @@ def plan_living(
     registered = unchanged(keys.worker(owner), worker.mod_revision)
     standing = _of_process(snapshot, living.process, living.backend)
     if standing is not None:
-        return _taken_over(standing, living, keys, registered, owner=owner, host=host, now_us=now_us)
+        return _taken_over(standing, living, keys, registered, worker.worker, host=host, now_us=now_us)
     if snapshot.head.state is not LedgerState.RECOVERING:
         return None
     slot = _free_slot(snapshot, living.permit)
@@ -92,7 +102,7 @@ def plan_living(
         request_id=receipt_name(snapshot.head, *living.process),
         epoch=living.epoch, policy_generation=snapshot.alias.active if snapshot.alias else 0,
         backend=living.backend, pid=living.pid, backend_start_us=living.backend_start_us,
-        state_since_us=now_us)
+        state_since_us=now_us, machine=worker.worker.machine_id, kernel_boot=worker.worker.kernel_boot_id)
     return _made(session, keys, (registered, unchanged(keys.ledger(), head_revision)), worker.lease)
 
 
@@ -172,15 +182,17 @@ def _of_process(snapshot: LedgerSnapshot, process: tuple[int, int], backend: Bac
 
 
 def _taken_over(
-    standing: Held, living: Living, keys: DbKeys, registered: Compare, owner: str, host: str, now_us: int
+    standing: Held, living: Living, keys: DbKeys, registered: Compare, owner: Worker, *,
+    host: str, now_us: int,
 ) -> Recovered | None:
     session = standing.session
     lives = session.state in (SessionState.OPEN, SessionState.UNKNOWN)
     if session.terminating or session.kind is not living.permit.kind or not lives:
         return None
     mine = replace(
-        session, state=SessionState.OPEN, owner=owner, host=host, epoch=living.epoch, backend=living.backend,
-        abandoned=False, ticket="", state_since_us=now_us)
+        session, state=SessionState.OPEN, owner=owner.boot_id, host=host, epoch=living.epoch,
+        backend=living.backend, abandoned=False, ticket="", state_since_us=now_us,
+        machine=owner.machine_id, kernel_boot=owner.kernel_boot_id)
     key = keys.session(session.kind, session.slot)
     put = Put(key, mine.encode())
     return Recovered(

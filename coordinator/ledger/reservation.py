@@ -25,6 +25,7 @@ from coordinator.ledger.record import (
     Receipt,
     Seat,
     Session,
+    Worker,
 )
 from coordinator.ledger.rules import Code, Refused
 from coordinator.ledger.states import SessionState
@@ -185,6 +186,7 @@ def plan_reservation(
     if isinstance(base, Refused):
         return base
     worker, head, epoch_entry, alias_entry, epoch, alias = base
+    owner = Worker.decode(worker.value)
     if grounds.beyond:
         return Refused(Code.FULL, "slots beyond the policy's number are still held")
     slot = pick(grounds.window.slots, grounds.held | set(busy_slots))
@@ -198,6 +200,7 @@ def plan_reservation(
         state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
         dbname=ask.dbname, user=ask.user, seat=seat, request_id=ask.request_id, epoch=epoch.number,
         policy_generation=alias.active, backend=_backend(ask, epoch), state_since_us=now_us,
+        machine=owner.machine_id, kernel_boot=owner.kernel_boot_id,
     )
     compares = (
         unchanged(worker.key, worker.mod_revision), unchanged(head.key, head.mod_revision),

@@ -65,6 +65,21 @@ async def test_one_leads_and_the_other_follows_when_it_goes(clock: MockClock) ->
         nursery.cancel_scope.cancel()
 
 
+async def test_a_leader_whose_key_was_wiped_stops_and_stands_again_though_its_lease_lives(
+    clock: MockClock,
+) -> None:
+    store, led = MemoryStore(), Led()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(candidate(store, "a").run, led)
+        await wait_all_tasks_blocked()
+        del store.keyspace.entries[FLEET.leader()]
+        with trio.move_on_after(TTL_SECONDS):
+            await trio.sleep_forever()
+        assert (len(led.fences), led.ended) == (2, 1)
+        assert await may_write(store, led.fences[1])
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_leader_whose_lease_ended_stops_and_stands_again(clock: MockClock) -> None:
     store, led = MemoryStore(), Led()
     election = candidate(store, "a")

@@ -11,6 +11,7 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from coordinator.founding import Founder
+from coordinator.http import not_ready
 from coordinator.ledger.access import Seen
 from coordinator.ledger.invariants import check_ledger
 from coordinator.ledger.record import Attestation, Epoch, Kind, LedgerHead, LedgerState, Permit
@@ -137,6 +138,7 @@ async def test_every_session_that_lives_has_its_slot_again_when_the_ledger_grant
         await r.lost()
         head = await r.order()
         assert (head.state, on.views.views[DB].state) == (LedgerState.RECOVERING, "RECOVERING")
+        assert not_ready(on.views.views) == [f"{DB}: the ledger is being rebuilt"]
         if loss == "wiped":
             await refound(on)
         else:
@@ -234,6 +236,22 @@ async def test_a_session_without_a_free_slot_is_closed_and_one_that_has_ended_is
         (told,) = worker.told_of("moved")
         assert [new is None for _, new in told["moves"]] == [False, False, True, True]
         assert await standing(r.on) == {11: ("SESSION_UNKNOWN", "A"), 12: ("SESSION_UNKNOWN", "A")}
+
+
+async def test_no_session_is_closed_for_want_of_a_policy_that_is_still_to_be_published(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with rebuilding(tmp_path) as r, r.on.worker("A") as worker:
+        await opened(worker)
+        r.lose()
+        await r.lost()
+        await r.order()
+        holds(worker, 11)
+        assert await r.hear() == 1
+        assert worker.told_of("moved") == []
+        await refound(r.on)
+        assert await r.hear() == 0
+        assert await standing(r.on) == {11: ("OPEN", "A")}
 
 
 async def test_the_epoch_does_not_go_back(tmp_path: Path, clock: MockClock) -> None:
