@@ -1,0 +1,167 @@
+"""An etcd that is wiped, or restored to an older state, under a fleet at work: clients are served on, nobody
+grows, it is told at once, and a rebuild brings everything back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pooler.demo.etcd import Etcd
+from tests.support.etcd import MakeEtcd
+from tests.support.fleet import MakeFleet, RunningFleet
+from tests.support.postgres import Database
+from tests.support.wait import wait_until
+
+pytestmark = [pytest.mark.postgres, pytest.mark.etcd]
+
+PERMITS = 8
+HOLDERS = 3  # clients inside a transaction all the time
+LOADERS = 2
+MORE = {"pool": {"query_wait_timeout": "15s", "server_idle_timeout": "1h"}}
+
+
+class Load:
+    """Clients that work without a pause on connections they never replace."""
+
+    def __init__(self, fleet: RunningFleet, count: int, statement: str = "select 1") -> None:
+        self._statement = statement
+        self.faults: list[str] = []
+        self.done = 0
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(fleet.dsn(),)) for _ in range(count)]
+
+    def _work(self, dsn: str) -> None:
+        try:
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                while not self._over.is_set():
+                    connection.execute(self._statement)
+                    self.done += 1
+                    self._over.wait(0.01)
+        except psycopg.Error as fault:
+            self.faults.append(str(fault))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join()
+
+
+def etcdctl(etcd: Etcd, *words: str) -> None:
+    subprocess.run(["etcdctl", "--endpoints", etcd.endpoints[0], *words], check=True, capture_output=True,
+                   env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
+
+
+def wipe(etcd: Etcd, snapshot: Path) -> None:
+    etcdctl(etcd, "del", "--prefix", "/")
+
+
+def restore(etcd: Etcd, snapshot: Path) -> None:
+    """Stop it, put the snapshot in the place of its data, start it."""
+    [member] = etcd.members
+    member.stop()
+    member.data = member.data.with_name("restored")
+    etcdctl(etcd, "snapshot", "restore", str(snapshot), "--name", member.name, "--data-dir", str(member.data),
+            "--initial-cluster", member.cluster,
+            "--initial-advertise-peer-urls", f"http://127.0.0.1:{member.peer_port}")
+    etcd.start()
+
+
+LOSSES = {"wiped": wipe, "restored": restore}
+
+
+def held(fleet: RunningFleet, stack: ExitStack) -> psycopg.Connection[Any]:
+    """A client inside a transaction."""
+    connection = stack.enter_context(psycopg.connect(fleet.dsn()))
+    connection.execute("select 1")
+    return connection
+
+
+def server_pids(fleet: RunningFleet) -> set[int]:
+    """The fleet's sessions as the server shows them."""
+    database = fleet.database
+    with psycopg.connect(database.dsn(), autocommit=True) as connection:
+        rows = connection.execute(
+            "select pid from pg_stat_activity where usename = %s and pid <> pg_backend_pid()",
+            (database.user,)).fetchall()
+    return {row[0] for row in rows}
+
+
+def logged(fleet: RunningFleet, event: str) -> list[str]:
+    return [line for line in fleet.fleet.log.read_text().splitlines() if event in line]
+
+
+def show(fleet: RunningFleet) -> Any:
+    done = fleet.fleet.command("ledger", "show", fleet.database.dbname, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def audit_is_clean(fleet: RunningFleet) -> bool:
+    return fleet.fleet.command("ledger", "audit", fleet.database.dbname).returncode == 0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_clients_are_served_on_nobody_grows_and_a_rebuild_brings_the_ledger_back(
+    make_etcd: MakeEtcd, make_fleet: MakeFleet, postgres_newest: Database, tmp_path: Path, loss: str
+) -> None:
+    etcd, snapshot = make_etcd(), tmp_path / "snapshot"
+    fleet = make_fleet(postgres_newest, etcd, permits=PERMITS, workers=2, more=MORE)
+    load, wish = Load(fleet, LOADERS), Load(fleet, 2 * PERMITS, "select pg_sleep(0.2)")
+    with ExitStack() as stack:
+        first = held(fleet, stack)
+        etcdctl(etcd, "snapshot", "save", str(snapshot))
+        holders = [first, *(held(fleet, stack) for _ in range(HOLDERS - 1))]
+        stack.enter_context(load.running())
+        wait_until(lambda: load.done > 100, "the load runs", 20)
+        before = server_pids(fleet)
+        assert len(before) < PERMITS
+        LOSSES[loss](etcd, snapshot)
+        wait_until(lambda: logged(fleet, "ledger_lost"), "it is told", 20)
+
+        lost_at = load.done
+        wait_until(lambda: load.done > lost_at + 100, "the load goes on", 20)
+        with wish.running():  # many more than there are sessions
+            wait_until(lambda: wish.done > 3 * PERMITS, "all take their turns", 30)
+            assert server_pids(fleet) <= before, "somebody grew"
+        for command in (("ledger", "audit"), ("drain",)):
+            refused = fleet.fleet.command(*command, fleet.database.dbname)
+            assert (refused.returncode, "ledger rebuild" in refused.stderr) == (1, True), refused.stderr
+
+        rebuilt = fleet.fleet.command("ledger", "rebuild", fleet.database.dbname, "--evidence", loss)
+        assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
+        assert server_pids(fleet) <= before
+        for connection in holders:
+            connection.execute("select 1")
+            connection.commit()
+            connection.execute("select 1")
+        wait_until(lambda: audit_is_clean(fleet), "the audit is clean", 40)
+        again = fleet.fleet.command("ledger", "rebuild", fleet.database.dbname, "--evidence", "once more")
+        assert (again.returncode, "nothing is to be rebuilt" in again.stderr) == (1, True)
+        wait_until(lambda: grows(fleet, before), "the fleet grows again", 60)
+    assert load.faults == []
+    assert [fault for fault in wish.faults if "the ledger is LOST" not in fault] == []
+    assert not logged(fleet, "session_permit_gone")
+    wait_until(lambda: audit_is_clean(fleet), "the audit is clean at the end", 40)
+
+
+def grows(fleet: RunningFleet, before: set[int]) -> bool:
+    """Whether there is a session that was not there before, when more are wanted than there were."""
+    with suppress(psycopg.Error), ExitStack() as stack:
+        for _ in range(PERMITS - HOLDERS - LOADERS):
+            held(fleet, stack)
+    return not server_pids(fleet) <= before
