@@ -68,7 +68,8 @@ class Scene:
             client_closed=lambda client: None)
         self.pool = Pool(self.parts, PoolPlan(
             name="db", ledger="db/write", dbname="db", user="u0", secret=ServerSecret(), mode=cast(Any, mode),
-            size_max=SESSIONS, size_min=0, query_wait_timeout_seconds=60, server_lifetime_seconds=0,
+            size_max=SESSIONS, size_min=0, query_wait_timeout_seconds=60,
+            server_lifetime_seconds=float("inf"),
             settings=PoolSettings(**settings)))
         self.far: dict[int, tuple[socket.socket, Session]] = {}
         self.clients: list[Client | None] = [None] * CLIENTS

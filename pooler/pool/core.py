@@ -58,6 +58,7 @@ class PoolCore(Generic[S]):
         "opening",
         "opening_max",
         "paused",
+        "serves_once",
         "serving",
         "shed",
         "size_max",
@@ -81,6 +82,7 @@ class PoolCore(Generic[S]):
         self.check_after = float("inf")  # seconds idle, from which on a session is checked before it is given
         self.checking: set[S] = set()  # of `active`: nobody's until it has answered
         self.ages = True  # lifetimes count; not while no successor could be had
+        self.serves_once = False  # a lifetime of 0: it ends as the session is given to somebody
 
     @property
     def total(self) -> int:
@@ -101,6 +103,8 @@ class PoolCore(Generic[S]):
             session = self.idle.pop()
             ticket.bind(session)
             self.active.add(session)
+            if self.serves_once:
+                session.expires_at = 0.0
             return session
         self.waiting[ticket] = None
         return None
@@ -155,6 +159,8 @@ class PoolCore(Generic[S]):
             del self.waiting[ticket]
             ticket.bind(session)
             self.active.add(session)
+            if self.serves_once:
+                session.expires_at = 0.0
             ticket.granted(session)
             return True
         session.idle_since = now

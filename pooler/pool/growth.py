@@ -15,7 +15,6 @@ from pooler.net.facts import facts_and_query, session_facts
 from pooler.observe.events import Event
 from pooler.pool.opener import OpenPlan, open_session
 from pooler.pool.places import Turn
-from pooler.pool.plan import USED_ONCE
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
@@ -159,8 +158,6 @@ class Growth:
         self.forget()
         server = self._pool.adopt(opened)
         server.generation = generation  # of when its login began: a RECONNECT meanwhile means it, too
-        if not plan.server_lifetime_seconds:
-            server.retire = USED_ONCE
         return server
 
     def _back_off(self, error: PoolerError, permanent: bool) -> None:

@@ -14,7 +14,6 @@ from pooler.wire.auth import ServerSecret
 # what an entry of `databases` or of `users` may say otherwise than `pool`
 _OVERRIDES = frozenset(PoolSettings.model_fields) & (
     frozenset(DatabaseSettings.model_fields) | frozenset(UserSettings.model_fields))
-USED_ONCE = "server_lifetime is 0: it has served once"
 NAME_BYTES_MAX = 128  # of a database and of a user, as PgBouncer's
 
 

@@ -29,7 +29,7 @@ from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.places import UserPlaces
-from pooler.pool.plan import USED_ONCE, PoolPlan
+from pooler.pool.plan import PoolPlan
 from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
 from pooler.pool.starts import Starts
@@ -109,8 +109,8 @@ class Pool:
         """At the making, whenever a client comes for it, and at a reload."""
         self.plan = plan
         self.used_at = monotonic()  # when somebody last came for it or was in it, as the janitor saw
-        self.core.size_max = plan.size_max
         core = self.core
+        core.size_max, core.serves_once = plan.size_max, not plan.server_lifetime_seconds
         if (excess := core.total - core.closing - core.shed - plan.size_max - plan.reserve) > 0:
             self.shed(excess, "the pool was made smaller")
         settings = plan.settings
@@ -150,10 +150,9 @@ class Pool:
         """Why no session could be opened, while that holds."""
         return self.growth.last_error
 
-    def give(self, server: ServerConn, now: float, *, has_served: bool = True) -> None:
+    def give(self, server: ServerConn, now: float) -> None:
         """A free, clean session comes back."""
-        retires = server.retire and (has_served or server.retire != USED_ONCE)
-        if retires or not self.core.give(server, now):
+        if server.retire or not self.core.give(server, now):
             self.retire(server, server.retire or RETIRED)
 
     @property
@@ -198,7 +197,7 @@ class Pool:
 
     def _checked(self, server: ServerConn, ok: bool) -> None:
         if ok and server.status == IDLE:
-            self.give(server, monotonic(), has_served=False)
+            self.give(server, monotonic())
         else:
             server.give_up("server_check_query was not answered as it should be")
 

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pooler.pool.plan import USED_ONCE
-
 if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
     from pooler.serve.registry import Registry
@@ -21,8 +19,7 @@ ITEM = "stillness"  # asked of workers as a SHOW is; nobody can type it
 def close_needed(server: ServerConn) -> bool:
     """Whether a session serves nobody any more once it is free: retired, of another generation or epoch."""
     core = server.pool.core
-    retires = bool(server.retire) and server.retire != USED_ONCE
-    return retires or server.closing or (
+    return bool(server.retire) or server.closing or (
         (server.generation, server.epoch) != (core.generation, core.epoch))
 
 

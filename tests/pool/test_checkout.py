@@ -251,3 +251,21 @@ async def test_with_a_server_lifetime_of_0_asking_a_session_whether_it_is_there_
         while run.pool.parts.servers:
             await run.pool.parts.server_forgotten.wait()
         assert [mini.ended for mini in run.minis] == [True]
+
+
+async def test_with_a_server_lifetime_of_0_a_session_serves_on_while_no_successor_could_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(monkeypatch) as run:
+        run.pool.apply_settings(replace(run.pool.plan, size_max=2, server_lifetime_seconds=0))
+        run.pool.core.ages = False
+        for _ in range(2):
+            async with run.pool.checkout() as client:
+                assert await client.query("select 7") == [[b"7"]]
+            await wait_all_tasks_blocked()
+            assert [mini.ended for mini in run.minis] == [False]
+        assert len(run.pool.core.idle) == 1
+        run.pool.core.ages = True
+        janitor.close_old_sessions(run.pool, monotonic(), growth_allowed=True)
+        await wait_all_tasks_blocked()
+        assert [mini.ended for mini in run.minis] == [True]
