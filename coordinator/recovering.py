@@ -91,10 +91,10 @@ class Recovering:
     async def _recover_worker(self, local: Local, db: str, head: LedgerHead) -> None:
         await self._registry.register(local)  # its key may have gone with the rest
         heard = await self._ask(local, "recover", db=db)
-        if heard["opening"]:
-            raise NotYet(f"{heard['opening']} sessions are being opened")
         recovering = head.state is LedgerState.RECOVERING
         if recovering:
+            if heard["opening"]:
+                raise NotYet(f"{heard['opening']} sessions are being opened")
             await self._keep_epoch(db, heard.get("epoch"))
         moves: list[list[Any]] = []
         mine = {parse_permit(each) for each in heard["permits"]}

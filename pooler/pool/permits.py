@@ -35,8 +35,8 @@ ANSWER_SECONDS_MAX = 5.0  # how long an answer may take beyond the wait that was
 CLOSING_SECONDS_MAX = 1.0  # CLOSING is recorded for those who look: Terminate does not wait longer for it
 REQUESTS_MAX = 3  # a request id can be void (the worker registered anew meanwhile): then another one asks
 
-# refusals after which the ledger certainly holds nothing for the request
-SETTLED = frozenset({"full", "seats_full", "draining", "voided"})
+# refusals after which the ledger holds nothing for the request, or the coordinator sees to that
+SETTLED = frozenset({"full", "seats_full", "draining", "voided", "ledger_lost"})
 
 log = structlog.get_logger()
 

@@ -12,12 +12,14 @@ from time import monotonic
 import pytest
 
 from coordinator.ledger.record import Backend, Epoch, EpochState, LedgerHead, LedgerState
+from coordinator.link import LinkRefused
 from coordinator.view import View
 from pooler.admission.ticket import Ticket
+from pooler.errors import NoPermit
 from pooler.pool import janitor
 from pooler.pool.growth import Growth
 from pooler.pool.ledger_view import LedgerView
-from tests.pool.asking import Clock, open_one, plain, tell
+from tests.pool.asking import WISH, Clock, open_one, plain, tell
 from tests.pool.fake_coordinator import DB
 from tests.pool.world import world
 from tests.relay.world import World as PoolWorld
@@ -89,6 +91,18 @@ async def test_a_permit_that_is_missing_meanwhile_costs_no_session(
         w.ledger.slots.clear()
         await tell(w, "permit_gone", permit=plain(permit))
         assert w.holder.closed == w.holder.terminated == []
+
+
+async def test_who_is_refused_because_of_it_leaves_nothing_to_be_told(
+    tmp_path: Path, autojump_clock: Clock
+) -> None:
+    async with world(tmp_path) as w:
+        w.coordinator.answers["reserve"] = LinkRefused("ledger_lost", "")
+        for _ in range(3):
+            with pytest.raises(NoPermit):
+                await w.permits.reserve(WISH, 0.0)
+        statistics = w.permits.statistics()
+        assert (statistics.errands_open, statistics.requests_open, statistics.voided_total) == (0, 0, 0)
 
 
 # ---- in a pool
