@@ -174,7 +174,8 @@ class Commands:
         changed = with_setting(before, key, value)
         problems = self._take_settings(changed)
         if problems and key not in TLS_KEYS:
-            caused = [each for each in problems if each not in self._take_settings(before)]
+            stood = self._take_settings(before)
+            caused = [each for each in problems if each not in stood]
             if caused:
                 raise UsageFault("; ".join(caused))
             self._take_settings(changed)
