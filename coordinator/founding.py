@@ -20,6 +20,7 @@ from coordinator.events import Event
 from coordinator.ledger.keys import DbKeys, FleetKeys
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, LedgerHead, LedgerState
+from coordinator.ledger.recovery import is_ours, roles_of
 from coordinator.looks import Eyes, LookFailed
 from coordinator.policy import Policy, PolicyRefused, decode_document, encode_policy, load_policy
 from coordinator.room import crowded, demand_of, look_at_hosts
@@ -201,6 +202,6 @@ class Founder:
 
 def _ours(found: Found, specs: Sequence[DatabaseSpec]) -> int:
     """How many sessions of our roles are there already: a ledger that does not count them grants too much."""
-    roles = {(spec.dbname, user) for spec in specs for user in spec.users}
+    roles = roles_of(specs)
     rows = found.look.rows if found.look is not None else ()
-    return sum(row.is_client and (row.dbname, row.user) in roles for row in rows)
+    return sum(is_ours(row, roles) for row in rows)

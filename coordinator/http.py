@@ -100,6 +100,9 @@ class _Scrape(Collector):
                   {db: int(db in figures.no_room) for db in self._views if figures.leading})
         yield _by(GaugeMetricFamily, "pooler_ledger_reachable", "1 while etcd answers", "database",
                   {db: int(view.reachable) for db, view in self._views.items()})
+        yield _by(GaugeMetricFamily, "pooler_ledger_lost",
+                  "1 while the ledger is lost (etcd was wiped or restored) or being rebuilt", "database",
+                  {db: int(view.state in ("LOST", "RECOVERING")) for db, view in self._views.items()})
         yield _by(GaugeMetricFamily, "pooler_ledger_epoch", "Backend epoch", "database",
                   {db: view.epoch.number for db, view in self._views.items() if view.epoch})
         yield self._permits()

@@ -21,7 +21,7 @@ from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import Attestation, LedgerHead, LedgerState, UnknownSchema
-from coordinator.ledger.recovery import Role, disagreement, not_heard, plan_shown, without_permit
+from coordinator.ledger.recovery import Role, disagreement, not_heard, plan_shown, roles_of, without_permit
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.looks import Eyes, LookFailed
 from coordinator.spec import DatabaseSpec
@@ -145,7 +145,7 @@ class Rebuilder:
         unheard = not_heard(snapshot, db)
         if unheard:
             return f"the workers {', '.join(unheard)} to say what they hold"
-        roles = {Role(spec.dbname, user) for spec in self._databases[db] for user in spec.users} | {
+        roles = roles_of(self._databases[db]) | {
             Role(held.session.dbname, held.session.user) for held in snapshot.sessions}
         try:
             looks = await self._looks(db, snapshot)

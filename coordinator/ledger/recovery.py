@@ -24,9 +24,11 @@ from coordinator.ledger.record import (
     Seat,
     Session,
     Worker,
+    pool_name,
 )
 from coordinator.ledger.snapshot import Held, LedgerSnapshot
 from coordinator.ledger.states import SessionState
+from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Compare, Put, Txn, absent, unchanged
 
 NOBODY = ""  # owner of a session that only its server shows
@@ -44,6 +46,7 @@ class Living:
     backend_start_us: int
     backend: Backend
     epoch: int
+    pool: str = ""
 
     @property
     def process(self) -> tuple[int, int]:
@@ -60,10 +63,15 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Whose sessions at a server are ours."""
+    """Whose sessions at a server are ours. Without a user: only those that were born there under a permit."""
 
     dbname: str
     user: str
+
+
+def roles_of(specs: Iterable[DatabaseSpec]) -> set[Role]:
+    """Those that the config knows."""
+    return {Role(spec.dbname, user) for spec in specs for user in ("", *spec.users)}
 
 
 def receipt_name(head: LedgerHead, pid: int, backend_start_us: int) -> str:
@@ -95,10 +103,10 @@ def plan_living(
         return None
     seats = {seat.key for seat in snapshot.seats}
     seat = next((n for n in range(living.seats)
-                 if keys.seat(living.dbname, living.user, n) not in seats), -1)
+                 if keys.seat(pool_name(living.dbname, living.pool), living.user, n) not in seats), -1)
     session = Session(
         kind=living.permit.kind, slot=slot, generation=-snapshot.head.generation_base,
-        state=SessionState.OPEN, owner=owner, host=host, dbname=living.dbname, user=living.user, seat=seat,
+        state=SessionState.OPEN, owner=owner, host=host, dbname=living.dbname, user=living.user, pool=living.pool, seat=seat,
         request_id=receipt_name(snapshot.head, *living.process),
         epoch=living.epoch, policy_generation=snapshot.alias.active if snapshot.alias else 0,
         backend=living.backend, pid=living.pid, backend_start_us=living.backend_start_us,
@@ -130,8 +138,7 @@ def without_permit(snapshot: LedgerSnapshot, look: Look, roles: Collection[Role]
     """The sessions of our roles, or of our birth tags, that no permit at this server names."""
     named = {(held.session.pid, held.session.backend_start_us) for held in snapshot.sessions
              if held.session.backend is None or held.session.backend.address == look.backend.address}
-    return [row for row in look.rows if row.is_client and (row.pid, row.backend_start_us) not in named
-            and _is_ours(row, roles)]
+    return [row for row in look.rows if (row.pid, row.backend_start_us) not in named and is_ours(row, roles)]
 
 
 def disagreement(
@@ -169,9 +176,15 @@ def not_heard(snapshot: LedgerSnapshot, db: str) -> list[str]:
         if each.worker.index >= 0 and each.worker.recovered.get(db) != snapshot.head.incarnation)
 
 
-def _is_ours(row: Row, roles: Collection[Role]) -> bool:
-    return Role(row.dbname or "", row.user or "") in roles or (
-        row.application_name.startswith("pooler:") and not row.application_name.endswith(":reaper"))
+def is_ours(row: Row, roles: Collection[Role]) -> bool:
+    """A session of one of these roles, or born under a permit. A coordinator's own look has none, also where
+    the monitor's role is a pool's; no client can bear its name."""
+    named = row.application_name.startswith("pooler:")
+    if not row.is_client or (named and row.application_name.endswith(":reaper")):
+        return False
+    if named:
+        return row.dbname in {role.dbname for role in roles}
+    return Role(row.dbname or "", row.user or "") in roles
 
 
 def _of_process(snapshot: LedgerSnapshot, process: tuple[int, int], backend: Backend) -> Held | None:
@@ -212,7 +225,7 @@ def _made(session: Session, keys: DbKeys, compares: tuple[Compare, ...], lease: 
     given = Receipt(session.kind, session.slot, base=-session.generation)
     puts = [Put(slot, session.encode()), Put(receipt, given.encode(), lease)]
     if session.seat >= 0:
-        seat = keys.seat(session.dbname, session.user, session.seat)
+        seat = keys.seat(session.seats_of, session.user, session.seat)
         puts.append(Put(seat, Seat(session.kind, session.slot, session.request_id).encode()))
     new = [absent(put.key) for put in puts]
     return Recovered(Txn((*compares, *new), puts=tuple(puts)), session)

@@ -11,7 +11,7 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from coordinator.founding import Founder
-from coordinator.http import not_ready
+from coordinator.http import Figures, _Scrape, not_ready
 from coordinator.ledger.access import Seen
 from coordinator.ledger.invariants import check_ledger
 from coordinator.ledger.record import Attestation, Epoch, Kind, LedgerHead, LedgerState, Permit
@@ -21,6 +21,7 @@ from coordinator.rebuild import NotLost, Rebuilder, order_rebuild
 from coordinator.recovering import Recovering
 from coordinator.spec import DatabaseSpec, Monitor
 from coordinator.store.memory import Keyspace
+from coordinator.view import View
 from tests.coordinator.parts import Worker, policy_text
 from tests.coordinator.stage import DB, NO_FENCE, Stage, row, stage
 from tests.coordinator.test_workers import opened
@@ -331,3 +332,16 @@ async def test_a_ledger_never_lost_asks_no_worker_for_anything(tmp_path: Path, c
         assert worker.told_of("recover") == []
         assert await r.step() == ""
 
+
+def test_a_metric_pages_while_a_ledger_is_lost_or_being_rebuilt() -> None:
+    def gauge(view: View) -> float:
+        figures = Figures(leading=True, workers_linked=0, waiting={}, unknown_age_seconds={}, unknown_old={},
+                          released={}, requests={})
+        found = {metric.name: metric for metric in _Scrape(figures, {DB: view}, {}).collect()}
+        return found["pooler_ledger_lost"].samples[0].value
+
+    head = LedgerHead("i", LedgerState.ACTIVE, "t")
+    whole = View(DB, reachable=True, head=head)
+    assert gauge(whole) == 0
+    assert gauge(replace(whole, lost="wiped")) == 1
+    assert gauge(replace(whole, head=replace(head, state=LedgerState.RECOVERING))) == 1

@@ -192,6 +192,9 @@ async def test_the_rows_that_need_a_permit_are_those_of_our_roles_and_tags_that_
     stranger = replace(row_of(living(3)), user="cron")
     rows = (row_of(living(1)), row_of(living(2)), stranger, replace(stranger, pid=9, user="x",
             application_name=f"pooler:{TAG}:m3.503"), replace(stranger, application_name="pooler:x:reaper"),
+            # of a monitor that is a pool's role, and of another fleet
+            replace(row_of(living(5)), application_name="pooler:new:reaper"),
+            replace(row_of(living(6)), dbname="elsewhere", application_name="pooler:x:m1.2"),
             replace(row_of(living(4)), backend_type="walsender"))
     found = without_permit(await w.ledger.snapshot(), look(*rows), ROLES)
     assert [row.pid for row in found] == [42, 9]
