@@ -50,6 +50,7 @@ def test_two_failing_owners_of_one_slot_are_safe_and_every_permit_becomes_free()
     assert (weighed.states, weighed.transitions) == (found.states, found.transitions)
 
 
+@pytest.mark.timeout(1_800)
 def test_two_slots_and_two_owners_are_safe_and_every_permit_becomes_free() -> None:
     weighed, found = explore_reduced(Config(slots=2) if IS_LONG else replace(ONE_FAILS, slots=2))
     assert found.sound, found
