@@ -129,7 +129,7 @@ class Granting:
             await local.quiet.wait()
 
     async def _reserve(self, local: Local, db: str, ask: Reserve, deadline: float) -> Granted | Refused:
-        line, pool = self._lines[db], Pool(db, ask.dbname, ask.user, ask.kind)
+        line, pool = self._lines[db], Pool(db, ask.seats_of, ask.user, ask.kind)
         waits = deadline > trio.current_time() and ask.kind is Kind.MAIN  # nobody sheds any other for it
         vain = line.queue.reason_before(pool) or (self._known_full(line, pool) if waits else None)
         outcome: Granted | Refused = Refused(vain or Code.FULL, "others wait already")
@@ -146,7 +146,7 @@ class Granting:
         self.stir(db)
 
     def _note(self, local: Local, db: str, ask: Reserve, granted: Granted) -> None:
-        local.permits[db, granted.permit] = Pool(db, ask.dbname, ask.user, ask.kind)
+        local.permits[db, granted.permit] = Pool(db, ask.seats_of, ask.user, ask.kind)
         local.requests[ask.request_id] = (db, granted.permit)
         _log.debug(Event.PERMIT_RESERVED, database=db, permit=str(granted.permit), worker=local.boot_id)
 
@@ -217,7 +217,7 @@ class Granting:
             return
         pool = chosen.pool
         try:
-            link.notify("shed", db=pool.db, dbname=pool.dbname, user=pool.user, count=1)
+            link.notify("shed", db=pool.db, pool=pool.name, user=pool.user, count=1)
         except LinkLost:
             return  # it does not read: its link ends by itself
         line.asks.add(chosen, waiter, now)

@@ -199,4 +199,5 @@ def _living(told: Mapping[str, Any]) -> Living:
         raise NotYet("a session without a server")
     return Living(
         permit=parse_permit(told["permit"]), dbname=told["dbname"], user=told["user"], seats=told["seats"],
-        pid=told["pid"], backend_start_us=told["backend_start_us"], backend=backend, epoch=told["epoch"])
+        pid=told["pid"], backend_start_us=told["backend_start_us"], backend=backend, epoch=told["epoch"],
+        pool=told.get("pool") or "")

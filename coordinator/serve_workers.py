@@ -205,7 +205,7 @@ class _Peer:
             raise LinkRefused(Code.LEDGER_LOST, "the ledger is lost: nobody grows until it is rebuilt")
         ask = Reserve(
             request_id=args["request_id"], kind=Kind(args["kind"]), dbname=args["dbname"], user=args["user"],
-            seats=args["seats"], owner=local.boot_id, host=self._server.host)
+            pool=args.get("pool") or "", seats=args["seats"], owner=local.boot_id, host=self._server.host)
         outcome = await self._server.granting.reserve(local, db, ask, args["wait_seconds"])
         if isinstance(outcome, Granted):
             return {"permit": permit_list(outcome.permit), "epoch": outcome.epoch,

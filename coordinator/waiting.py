@@ -22,10 +22,10 @@ ASK_SECONDS_MAX = 30.0  # whoever was asked to shed and has not by then is not c
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The sessions of one role in one database of one ledger, on slots of one kind."""
+    """The sessions of one pool of one ledger, on slots of one kind. `name`: record.pool_name."""
 
     db: str
-    dbname: str
+    name: str
     user: str
     kind: Kind = Kind.MAIN
 

@@ -7,6 +7,7 @@ and defaults are PgBouncer's where it has one, and every number is fleet-wide.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -330,6 +331,18 @@ class Settings(Strict):
     def database(self, name: str) -> DatabaseSettings:
         """The entry that serves a name: its own, else the one for any name. KeyError if there is neither."""
         return self.databases[name] if name in self.databases else self.databases[ANY_DATABASE]
+
+    def entries_of(self, ledger: str, dbname: str) -> frozenset[str]:
+        """The `databases` entries for this database of this ledger."""
+        return self._entries.get((ledger, dbname), frozenset())
+
+    @cached_property
+    def _entries(self) -> dict[tuple[str, str], frozenset[str]]:
+        found: dict[tuple[str, str], frozenset[str]] = {}
+        for name, entry in self.databases.items():
+            key = entry.ledger, entry.dbname or name
+            found[key] = found.get(key, frozenset()) | {name}
+        return found
 
     def user(self, name: str) -> UserSettings:
         """What is set for the clients of one user."""

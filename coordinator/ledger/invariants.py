@@ -98,7 +98,7 @@ def balanced(snapshot: LedgerSnapshot, keys: DbKeys) -> list[Violation]:
 
 
 def _seats_match(snapshot: LedgerSnapshot, keys: DbKeys) -> list[Violation]:
-    wanted = {keys.seat(s.dbname, s.user, s.seat): s
+    wanted = {keys.seat(s.seats_of, s.user, s.seat): s
               for s in (held.session for held in snapshot.sessions) if s.seat >= 0}
     taken = {seat.key: seat.seat for seat in snapshot.seats}
     found = [

@@ -110,6 +110,11 @@ class Record:
         return cls(**values)
 
 
+def pool_name(dbname: str, pool: str) -> str:
+    """The first half of a pool's name in the ledger; the user is the other."""
+    return f"{dbname}/{pool}" if pool else dbname
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Backend):
         return {f.name: getattr(value, f.name) for f in fields(value)}
@@ -153,7 +158,13 @@ class Session(Record):
     state_since_us: int = 0  # shown, never compared
     machine: str = ""  # of its owner, and which start of that machine: a later one proves the owner dead
     kernel_boot: str = ""
+    pool: str = ""  # whose seats it has one of, where several pools have sessions of one role in one database
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def seats_of(self) -> str:
+        """With the user: whose seats it has one of."""
+        return pool_name(self.dbname, self.pool)
 
     @property
     def permit(self) -> Permit:

@@ -24,6 +24,7 @@ from coordinator.ledger.record import (
     Seat,
     Session,
     Worker,
+    pool_name,
 )
 from coordinator.ledger.snapshot import Held, LedgerSnapshot
 from coordinator.ledger.states import SessionState
@@ -45,6 +46,7 @@ class Living:
     backend_start_us: int
     backend: Backend
     epoch: int
+    pool: str = ""
 
     @property
     def process(self) -> tuple[int, int]:
@@ -101,10 +103,11 @@ def plan_living(
         return None
     seats = {seat.key for seat in snapshot.seats}
     seat = next((n for n in range(living.seats)
-                 if keys.seat(living.dbname, living.user, n) not in seats), -1)
+                 if keys.seat(pool_name(living.dbname, living.pool), living.user, n) not in seats), -1)
     session = Session(
         kind=living.permit.kind, slot=slot, generation=-snapshot.head.generation_base,
-        state=SessionState.OPEN, owner=owner, host=host, dbname=living.dbname, user=living.user, seat=seat,
+        state=SessionState.OPEN, owner=owner, host=host, dbname=living.dbname, user=living.user,
+        pool=living.pool, seat=seat,
         request_id=receipt_name(snapshot.head, *living.process),
         epoch=living.epoch, policy_generation=snapshot.alias.active if snapshot.alias else 0,
         backend=living.backend, pid=living.pid, backend_start_us=living.backend_start_us,
@@ -223,7 +226,7 @@ def _made(session: Session, keys: DbKeys, compares: tuple[Compare, ...], lease: 
     given = Receipt(session.kind, session.slot, base=-session.generation)
     puts = [Put(slot, session.encode()), Put(receipt, given.encode(), lease)]
     if session.seat >= 0:
-        seat = keys.seat(session.dbname, session.user, session.seat)
+        seat = keys.seat(session.seats_of, session.user, session.seat)
         puts.append(Put(seat, Seat(session.kind, session.slot, session.request_id).encode()))
     new = [absent(put.key) for put in puts]
     return Recovered(Txn((*compares, *new), puts=tuple(puts)), session)

@@ -164,7 +164,7 @@ class Requests:
 
     def freed(self, session: Session) -> None:
         """This process released it: its numbers may be tried again."""
-        pool = (session.kind, session.dbname, session.user)
+        pool = (session.kind, session.seats_of, session.user)
         grounds = self._grounds.get(pool)
         if grounds is not None:
             self._grounds[pool] = replace(
@@ -174,7 +174,7 @@ class Requests:
 
     def _remembered(self, ask: Reserve) -> Grounds | None:
         """The grounds of the last reservation of this pool, without a receipt and with this worker's key."""
-        grounds = self._grounds.get((ask.kind, ask.dbname, ask.user))
+        grounds = self._grounds.get((ask.kind, ask.seats_of, ask.user))
         if grounds is None or grounds.worker is None or grounds.worker.key != self._keys.worker(ask.owner):
             return None
         return replace(grounds, receipt=None)
@@ -203,7 +203,7 @@ class Requests:
 
     def _plan_on(self, ask: Reserve, grounds: Grounds) -> Plan | Repeated | Refused:
         slots = [slot for kind, slot in self._busy_slots if kind is ask.kind]
-        seats = [seat for dbname, user, seat in self._busy_seats if (dbname, user) == (ask.dbname, ask.user)]
+        seats = [seat for *pool, seat in self._busy_seats if pool == [ask.seats_of, ask.user]]
         if self._access.lost:
             return Refused(Code.LEDGER_LOST)
         return plan_reservation(
@@ -211,7 +211,7 @@ class Requests:
 
     async def _take(self, plan: Plan, ask: Reserve) -> tuple[Won | Lost | None, bool]:
         """Carry the plan out; meanwhile no other reservation of this process tries its numbers."""
-        slot, seat = (ask.kind, plan.session.slot), (ask.dbname, ask.user, plan.session.seat)
+        slot, seat = (ask.kind, plan.session.slot), (ask.seats_of, ask.user, plan.session.seat)
         self._busy_slots.add(slot)
         self._busy_seats.add(seat)
         try:
@@ -226,14 +226,14 @@ class Requests:
         if _mod(fresh.alias) != _mod(grounds.alias):
             self._limits = None
             return None
-        self._grounds[ask.kind, ask.dbname, ask.user] = fresh
+        self._grounds[ask.kind, ask.seats_of, ask.user] = fresh
         return fresh
 
     def _granted(self, ask: Reserve, plan: Plan, grounds: Grounds, revision: int) -> Granted:
         session = replace(plan.session, generation=revision - plan.session.generation)
         slot_put = plan.txn.puts[0]
         self._remember(session.permit, Entry(slot_put.key, slot_put.value, revision, revision))
-        self._grounds[ask.kind, ask.dbname, ask.user] = replace(
+        self._grounds[ask.kind, ask.seats_of, ask.user] = replace(
             grounds, held=grounds.held | {session.slot}, seats=grounds.seats | ({session.seat} - {-1}))
         return self._answer(session, grounds.head, revision)
 

@@ -26,6 +26,7 @@ from coordinator.ledger.record import (
     Seat,
     Session,
     Worker,
+    pool_name,
 )
 from coordinator.ledger.rules import Code, Refused
 from coordinator.ledger.states import SessionState
@@ -41,7 +42,7 @@ class Reserve:
     `request_id` makes it idempotent; `seats` is the pool's size over the whole fleet (0: no seat is taken,
     for admin permits); `owner` is the boot id whose `worker/` key and lease stand behind it; `epoch` 0 means
     the current one; `address` is where the session will be, if that is not the epoch's backend (a command's
-    look at another node of the cluster).
+    look at another node of the cluster); `pool` tells pools of one role in one database apart.
     """
 
     request_id: str
@@ -53,6 +54,12 @@ class Reserve:
     host: str
     epoch: int = 0
     address: str = ""
+    pool: str = ""
+
+    @property
+    def seats_of(self) -> str:
+        """With the user: whose seats it takes one of."""
+        return pool_name(self.dbname, self.pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ class Repeated:
 def grounds_reads(ask: Reserve, keys: DbKeys, limits: Limits, window: Window) -> tuple[tuple[str, str], ...]:
     """The ranges of one reservation's grounds, in the order that `grounds_from` takes."""
     limit = limits.of(ask.kind)
-    seats = keys.seats(ask.dbname, ask.user)
+    seats = keys.seats(ask.seats_of, ask.user)
     return (
         only(keys.ledger()), only(keys.epoch()), only(keys.alias()), only(keys.worker(ask.owner)),
         only(keys.receipt(ask.request_id)), beyond_range(keys, ask.kind, limit), (seats, prefix_end(seats)),
@@ -198,7 +205,8 @@ def plan_reservation(
     session = Session(
         kind=ask.kind, slot=slot, generation=-LedgerHead.decode(head.value).generation_base,
         state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
-        dbname=ask.dbname, user=ask.user, seat=seat, request_id=ask.request_id, epoch=epoch.number,
+        dbname=ask.dbname, user=ask.user, pool=ask.pool, seat=seat, request_id=ask.request_id,
+        epoch=epoch.number,
         policy_generation=alias.active, backend=_backend(ask, epoch), state_since_us=now_us,
         machine=owner.machine_id, kernel_boot=owner.kernel_boot_id,
     )
@@ -242,7 +250,7 @@ def _reserving_txn(
     puts = [Put(slot, session.encode()), Put(receipt, given.encode(), lease)]
     new = [slot, receipt]
     if session.seat >= 0:
-        seat = keys.seat(session.dbname, session.user, session.seat)
+        seat = keys.seat(session.seats_of, session.user, session.seat)
         puts.append(Put(seat, Seat(session.kind, session.slot, session.request_id).encode()))
         new.append(seat)
     return Txn((*compares, *map(absent, new)), puts=tuple(puts), reads=reads)

@@ -225,7 +225,7 @@ def seat_keys(session: Session, keys: DbKeys) -> tuple[str, ...]:
     """The key of the session's seat, if it has one."""
     if session.seat < 0:
         return ()
-    return (keys.seat(session.dbname, session.user, session.seat),)
+    return (keys.seat(session.seats_of, session.user, session.seat),)
 
 
 def _connecting(session: Session, move: _Mover) -> Decision:

@@ -46,6 +46,10 @@ class Growth:
         """What to answer a new ticket with at once: a login that the server refused for good just now."""
         return self.last_error if self._permanent and now < self._retry_at else None
 
+    def is_pausing(self, now: float) -> bool:
+        """Whether none is tried at present, for the last failed."""
+        return now < self._retry_at
+
     def forget(self) -> None:
         """Another backend serves now, or an operator says so: what failed is tried again at once."""
         self.last_error, self._permanent = None, False
@@ -92,6 +96,8 @@ class Growth:
         if places.ask(turn, plan.user_sessions_max):
             return True
         self.last_error = NoPermit(f'user "{plan.user}" has all of its {plan.user_sessions_max} sessions')
+        if not self._pool.core.waiting:
+            self._pool.promises.none_left()  # a login does not wait for what others have to give up
         self._make_room_for_user()
         with trio.move_on_after(RETRY_FIRST_SECONDS):
             await came.wait()
@@ -119,7 +125,7 @@ class Growth:
     def _make_room(self) -> None:
         """Where logins share an entry's user, a session that lies idle for another login gives way."""
         plan = self._pool.plan
-        sharing = list(self._pool.parts.by_seat(plan.ledger, plan.dbname, plan.user))
+        sharing = list(self._pool.parts.by_seat(plan.ledger, plan.seats_of, plan.user))
         in_use = sum(pool.core.total - pool.core.closing for pool in sharing)
         if in_use > plan.size_max and self._pool.core.ages:
             for pool in sharing:
@@ -131,7 +137,7 @@ class Growth:
         only_told = self._pool.core.logins > 0 and not self._pool.core.waiting
         self._make_room()
         ask = OpenPlan(
-            db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret,
+            db=plan.ledger, dbname=plan.dbname, user=plan.user, pool=plan.pool, secret=plan.secret,
             seats=self._pool.core.size_max, wait_seconds=0.0 if only_told else RESERVE_WAIT_SECONDS,
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
             keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,

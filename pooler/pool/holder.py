@@ -21,6 +21,7 @@ class HeldSession:
     backend_start_us: int
     backend: Backend
     epoch: int
+    pool: str = ""
 
 
 class Holder(Protocol):
@@ -41,7 +42,7 @@ class Holder(Protocol):
     def terminate(self, db: str, permit: Permit) -> None:
         """The session may not be kept: close it with proof, as soon as it can be."""
 
-    def shed(self, db: str, dbname: str, user: str, count: int) -> None:
+    def shed(self, db: str, pool: str, user: str, count: int) -> None:
         """Another worker waits: close so many sessions of the pool as they fall idle."""
 
     def ledger_changed(self, view: LedgerView) -> None:

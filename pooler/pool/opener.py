@@ -34,7 +34,8 @@ AskFacts = Callable[[Dialled, str], Awaitable[SessionFacts]]
 
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
-    """What to open. `seats`: sessions that the pool (dbname, user) may have over the whole fleet.
+    """What to open. `seats`: sessions that the pool (dbname, user) may have over the whole fleet; `pool`:
+    which of several for one role in one database.
 
     `options` and `parameters` go into the startup packet; `ask` learns who the server is.
     `eof_is_proof`: whether the server's end of file proves a session gone; None: where pid and both socket
@@ -49,6 +50,7 @@ class OpenPlan:
     wait_seconds: float
     connect_timeout_seconds: float
     kind: Kind = Kind.MAIN
+    pool: str = ""
     record_timeout_seconds: float = 10.0
     keepalive: KeepAlive | None = field(default_factory=KeepAlive)
     eof_is_proof: bool | None = None
@@ -97,7 +99,7 @@ async def open_session(permits: Permits, plan: OpenPlan) -> OpenSession:
     PermitLost, OpenRefused, BackendLost, FactsRefused, ProtocolViolation. Nothing is left behind then, nor
     when cancelled.
     """
-    wish = Wish(plan.db, plan.kind, plan.dbname, plan.user, plan.seats)
+    wish = Wish(plan.db, plan.kind, plan.dbname, plan.user, plan.seats, plan.pool)
     granted = await permits.reserve(wish, plan.wait_seconds)
     opening = _Opening(permits, plan, granted)
     dialled = await opening.dial()

@@ -50,6 +50,7 @@ class Wish:
     dbname: str
     user: str
     seats: int
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,8 @@ class Permits:
             try:
                 answer: Args = await self._uplink.call(
                     "reserve", db=wish.db, request_id=request_id, kind=str(wish.kind), dbname=wish.dbname,
-                    user=wish.user, seats=wish.seats, wait_seconds=max(0.0, deadline - trio.current_time()))
+                    user=wish.user, pool=wish.pool, seats=wish.seats,
+                    wait_seconds=max(0.0, deadline - trio.current_time()))
                 return answer
             except LinkRefused as refused:
                 raise NoPermit(refused.message or refused.code, refused.code) from None
@@ -384,7 +386,7 @@ class Permits:
         self._gone(args["db"], _permit(args["permit"]))
 
     async def _on_shed(self, args: Args) -> None:
-        self._holder.shed(args["db"], args["dbname"], args["user"], args["count"])
+        self._holder.shed(args["db"], args["pool"], args["user"], args["count"])
 
     async def _on_cancel(self, args: Args) -> Args:
         await self._holder.cancel(args["key"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from coordinator.ledger.record import pool_name
 from pooler.errors import LoginRefused
 from pooler.net.stream import KeepAlive
 from pooler.settings import DatabaseSettings, PoolMode, PoolSettings, Settings
@@ -37,6 +38,12 @@ class PoolPlan:
     connect_query: str = ""  # run on every session before anybody has it
     reserve: int = 0  # sessions more, once somebody has waited reserve_pool_timeout
     user_sessions_max: int = 0  # of its user, over all pools of this worker; 0: no limit
+    pool: str = ""  # the entry, where others are of the same database of the same ledger: its own seats
+
+    @property
+    def seats_of(self) -> str:
+        """With the user: whose seats its sessions take in the ledger."""
+        return pool_name(self.dbname, self.pool)
 
     @property
     def keepalive(self) -> KeepAlive:
@@ -105,6 +112,7 @@ def plan_for(
         user_sessions_max=limit,
         is_forced=forced is not None,
         connect_query=database.connect_query or "",
+        pool=name if settings.entries_of(database.ledger, database.dbname or name) - {name} else "",
     )
 
 

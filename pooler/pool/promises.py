@@ -9,6 +9,7 @@ asks for anything takes nothing from those that do.
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -49,7 +50,8 @@ class Promises:
     def _may_grow(self) -> bool:
         core = self._pool.core
         has_room = core.total - core.opening + len(self._waiting) < core.size_max
-        return has_room and not core.blocked and not core.waiting and self._pool.last_error is None
+        fails = self._pool.growth.is_pausing(monotonic())
+        return has_room and not core.blocked and not core.waiting and not fails
 
     async def _opening(self) -> bool:
         """Wait for the end of one. False: it is of no use to wait for another."""

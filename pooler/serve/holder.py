@@ -49,7 +49,8 @@ class WorkerHolder:
         found += [(each.opened, each.plan) for each in registry.replications.values()
                   if each.plan.ledger == db]
         return [HeldSession(opened.permit, plan.dbname, plan.user, plan.size_max, opened.pid,
-                            opened.backend_start_us, opened.backend, opened.epoch) for opened, plan in found]
+                            opened.backend_start_us, opened.backend, opened.epoch, plan.pool)
+                for opened, plan in found]
 
     def move(self, db: str, permit: Permit, new: Permit) -> None:
         """Its session stands under another permit from now on."""
@@ -81,10 +82,10 @@ class WorkerHolder:
         if client is not None:
             client.break_off("57P01", "the permit of this replication connection is gone")
 
-    def shed(self, db: str, dbname: str, user: str, count: int) -> None:
+    def shed(self, db: str, pool: str, user: str, count: int) -> None:
         """Another worker waits: close so many sessions of the pool as they fall idle."""
-        for pool in self._registry.by_seat(db, dbname, user):
-            count -= pool.shed(count)
+        for each in self._registry.by_seat(db, pool, user):
+            count -= each.shed(count)
             if count <= 0:
                 return
 

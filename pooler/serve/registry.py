@@ -182,11 +182,11 @@ class Registry:
             if name is None or key.name == name:
                 yield pool
 
-    def by_seat(self, db: str, dbname: str, user: str) -> Iterator[Pool]:
+    def by_seat(self, db: str, name: str, user: str) -> Iterator[Pool]:
         """Pools that take their permits from one pool of the ledger."""
         for pool in self.pools.values():
             plan = pool.plan
-            if (plan.ledger, plan.dbname, plan.user) == (db, dbname, user):
+            if (plan.ledger, plan.seats_of, plan.user) == (db, name, user):
                 yield pool
 
     def of_user(self, user: str) -> Iterator[Pool]:

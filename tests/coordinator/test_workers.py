@@ -199,7 +199,7 @@ async def test_the_worker_with_the_most_sessions_is_asked_once_to_shed_one(
             await rich.until(lambda w: w.told_of("shed") != [])
             with trio.move_on_after(20):
                 await trio.sleep_forever()  # many ticks: nothing more is asked for one waiter
-            assert rich.told_of("shed") == [{"db": DB, "dbname": "app", "user": "app", "count": 1}]
+            assert rich.told_of("shed") == [{"db": DB, "pool": "app", "user": "app", "count": 1}]
             await rich.call("closing", db=DB, permit=held[0])
             await rich.release(held[0], "eof", db=DB)
         assert len(poor.permits) == 1

@@ -8,6 +8,7 @@ from time import monotonic
 
 import psycopg
 import pytest
+import yaml
 
 from pooler.demo.client import RawClient, query
 from pooler.demo.etcd import Etcd
@@ -52,3 +53,28 @@ def test_a_tenant_that_fills_its_own_limits_keeps_nobody_else_waiting(
             with psycopg.connect(fleet.dsn(), autocommit=True) as other:
                 assert other.execute("select 1").fetchone() == (1,)
             assert monotonic() - began < 3
+
+
+def test_two_entries_of_one_database_have_sessions_of_their_own_each(
+    postgres_newest: Database, etcd: Etcd, make_fleet: MakeFleet
+) -> None:
+    """As `app` and `app_session` of many a PgBouncer: the larger one may not take the seats of the smaller."""
+    fleet = make_fleet(postgres_newest, etcd, permits=6, workers=1, start=False)
+    settings = yaml.safe_load(fleet.config.read_text())
+    name = postgres_newest.dbname
+    settings["databases"][name]["pool_size"] = 4
+    settings["databases"]["small"] = {**settings["databases"][name], "pool_size": 1, "pool_mode": "session"}
+    settings["pool"]["query_wait_timeout"] = "10s"
+    fleet.config.write_text(yaml.safe_dump(settings))
+    fleet.fleet.start()
+    with ExitStack() as stack:
+        large = [stack.enter_context(psycopg.connect(fleet.dsn())) for _ in range(4)]
+        for client in large:
+            client.execute("select 1")  # and stays in its transaction
+        small = stack.enter_context(psycopg.connect(fleet.dsn(dbname="small"), autocommit=True))
+        assert small.execute("select current_database()").fetchone() == (name,)
+        other = stack.enter_context(psycopg.connect(fleet.dsn(dbname="small"), autocommit=True))
+        with pytest.raises(psycopg.Error, match="query_wait_timeout"):
+            other.execute("select 1")
+    shown = fleet.fleet.command("ledger", "audit", fleet.fleet.plan.ledger)
+    assert shown.returncode == 0, shown.stdout + shown.stderr

@@ -142,6 +142,18 @@ def test_why_nothing_is_planned(keyspace: Keyspace, changes: dict[str, object], 
     assert answer.code is code
 
 
+def test_pools_of_one_role_in_one_database_have_seats_of_their_own(keyspace: Keyspace) -> None:
+    for number, pool in enumerate(["", "large", "small"]):
+        wish = replace(ask(f"r{number}", seats=1), pool=pool)
+        planned = plan(keyspace, wish)
+        assert planned.session.seats_of == ("app/" + pool if pool else "app")
+        assert isinstance(keyspace.txn(planned.txn), Won)
+        again = replace(wish, request_id=f"again{number}")
+        refused = plan_reservation(again, grounds(keyspace, again), KEYS, NOW_US)
+        assert isinstance(refused, Refused)
+        assert refused.code is Code.SEATS_FULL
+
+
 def test_a_recovering_ledger_grants_nothing(keyspace: Keyspace) -> None:
     write(keyspace, Put(KEYS.ledger(), LedgerHead("first", LedgerState.RECOVERING, TAG).encode()))
     answer = plan_reservation(ask("r1"), grounds(keyspace, ask("r1")), KEYS, NOW_US)

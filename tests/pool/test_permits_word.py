@@ -192,7 +192,7 @@ async def test_a_coordinator_that_stops_answering_heartbeats_is_left(
 async def test_the_coordinator_s_requests_reach_the_worker(tmp_path: Path, autojump_clock: Clock) -> None:
     async with world(tmp_path) as w:
         link = w.coordinator.links[-1]
-        await tell(w, "shed", dbname="orders", user="app", count=2)
+        await tell(w, "shed", pool="orders", user="app", count=2)
         assert w.holder.shed_for == [(DB, "orders", "app", 2)]
         assert await link.call("cancel", key=b"12345678") == {}
         assert await link.call("show", what="pools") == {"rows": [["pools", 1]]}

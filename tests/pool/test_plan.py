@@ -122,3 +122,22 @@ def test_times_are_the_users_before_the_databases_and_0_there_is_off_too(
             plan.server_lifetime_seconds, plan.settings.client_idle_timeout_seconds) == (
                 query, wait, lifetime, idle)
     assert plan.settings.transaction_timeout_seconds == (3 if user == "ann" else 0)
+
+
+SEVERAL = """
+fleet: {name: o}
+auth: {type: trust}
+etcd: {endpoints: ["127.0.0.1:2379"]}
+databases:
+  app: {hosts: ["127.0.0.1:5432"], policy: o.yaml}
+  app_session: {hosts: ["127.0.0.1:5432"], policy: o.yaml, dbname: app, pool_mode: session}
+  other: {hosts: ["127.0.0.1:5432"], policy: o.yaml}
+"""
+
+
+def test_entries_of_one_database_have_seats_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "o.yaml").write_text("schema: dbAdmissionPolicy.v1\ndatabase: o/write\n")
+    (tmp_path / "pooler.yaml").write_text(SEVERAL)
+    settings = load(tmp_path / "pooler.yaml")
+    seats = [plan_for(settings, name, "u", ServerSecret()).seats_of for name in settings.databases]
+    assert seats == ["app/app", "app/app_session", "other"]

@@ -52,8 +52,8 @@ class FakeHolder:
     def terminate(self, db: str, permit: Permit) -> None:
         self.terminated.append(permit)
 
-    def shed(self, db: str, dbname: str, user: str, count: int) -> None:
-        self.shed_for.append((db, dbname, user, count))
+    def shed(self, db: str, pool: str, user: str, count: int) -> None:
+        self.shed_for.append((db, pool, user, count))
 
     def ledger_changed(self, view: LedgerView) -> None:
         self.views.append(view)
