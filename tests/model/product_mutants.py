@@ -127,7 +127,7 @@ def _dead_or_not(*args: Any, owner_known_dead: bool, **options: Any) -> Proven |
 
 
 def _always_first(self: Any, case: Any, look: Look, first: Look | None, ledger_tag: str) -> bool:
-    return first is None and not case.session.pid
+    return not case.session.pid and (first is None or not first.backend.same_server(look.backend))
 
 
 def _absence_of_the_unborn(session: Session, look: Look, **options: Any) -> Proven | Awaiting:

@@ -117,11 +117,11 @@ class Simulation:
         world, random = self.world, self.world.random
         world.tick()
         draw = random.random()
-        if draw < 0.72:
+        if draw < 0.70:
             await self._worker_acts(random.choice(world.workers))
-        elif draw < 0.90:
+        elif draw < 0.88:
             world.servers.act()
-        elif draw < 0.93:
+        elif draw < 0.91:
             self._time_heals()
         elif draw < 0.94:
             await self._may_die(fencing_is_confirmed(world))
@@ -137,8 +137,8 @@ class Simulation:
             if not worker.linked:
                 if self.world.random.random() < 0.4:  # else it is still away
                     await self._may_die(self.world.hello(worker))
-                    if self.world.random.random() < 0.7:  # what it had idle may be too old by now
-                        worker.retire()
+                    if self.world.random.random() < 0.5:
+                        worker.close_all()
             else:
                 self.world.tell(worker)
                 await self._may_die(worker.act(self.world.random))

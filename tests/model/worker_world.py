@@ -95,6 +95,12 @@ class Worker:
         """Every idle session is to be closed."""
         self._leave(self.core.take_idle(len(self.core.idle)))
 
+    def close_all(self) -> None:
+        """Every session is to be closed, whatever it does: its time was over while nobody looked."""
+        for hold in self.holds:
+            if hold.stage == "idle":
+                self._lost(hold, "leaving")
+
     def shrink(self, slots: int) -> None:
         """Idle sessions in slots that the policy no longer has."""
         high = [hold for hold in self.core.idle if hold.permit.slot >= slots]
@@ -291,7 +297,7 @@ class Worker:
         elif chance < 0.44:
             self._judge.figures["fault: session reset"] += 1
             self._cut(hold, "ended" if self.trusts_reset else "stuck")  # no orderly end was read
-        elif chance < 0.53:
+        elif chance < 0.47:
             self._lost(hold, "leaving")  # its time is over, whatever it does
             await self._close(hold)
         else:
