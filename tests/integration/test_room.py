@@ -58,7 +58,7 @@ def test_a_tenant_that_fills_its_own_limits_keeps_nobody_else_waiting(
 def test_two_entries_of_one_database_have_sessions_of_their_own_each(
     postgres_newest: Database, etcd: Etcd, make_fleet: MakeFleet
 ) -> None:
-    """As `app` and `app_session` of many a PgBouncer: the larger one may not take the seats of the smaller."""
+    """As `app` and `app_session` of many a PgBouncer: the larger one takes no seats of the smaller."""
     fleet = make_fleet(postgres_newest, etcd, permits=6, workers=1, start=False)
     settings = yaml.safe_load(fleet.config.read_text())
     name = postgres_newest.dbname

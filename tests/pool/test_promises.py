@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -151,6 +152,17 @@ async def test_a_login_goes_on_without_where_none_can_be_opened(
         assert (run.pool.core.logins, run.pool.core.opening) == (0, 0)
         if isinstance(failure, NoPermit):
             assert run.pool.last_error is None, "who asks for a session asks the ledger anew, at once"
+
+
+async def test_a_failure_that_is_over_is_no_reason_to_promise_nothing(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Whoever waited then has left, and nothing was opened since."""
+    async with running(monkeypatch) as run:
+        in_session_pooling(run)
+        run.pool.growth.last_error = NoPermit("all permits are taken")
+        assert not run.pool.growth.is_pausing(monotonic())
+        assert await run.pool.promises.session() is not None
 
 
 async def test_a_login_waits_so_long_at_most(

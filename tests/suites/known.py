@@ -60,6 +60,7 @@ _PSYCOPG2_LISTENS: Final = (
 _REGRESS: Final = (
     *(Known(suite, _BOTH, Reason.USED_BEFORE, regress_names.USED_BEFORE)
       for suite in ("pg_regress", "pg_regress-pin")),
+    Known("pg_regress-once", _SESSION, Reason.COUNTS, regress_names.COUNTS),
     Known("pg_regress", _TRANSACTION, Reason.TEMPORARY, regress_names.TEMPORARY),
     Known("pg_regress", _TRANSACTION, Reason.PREPARE, regress_names.PREPARE),
     Known("pg_regress", _TRANSACTION, Reason.HELD, regress_names.HELD),

@@ -137,5 +137,5 @@ def _by_test(differences: str) -> Iterator[tuple[str, str]]:
 
 PINNED: Final = PgRegress("pg_regress-pin", {**_ASKS, "pool": {"session_state": "pin", "max_pinned": 60}})
 """Shows which differences are those of state that `clean` undoes."""
-ONCE: Final = PgRegress("pg_regress-once", {**_ASKS, "pool": {"server_lifetime": "30ms"}})
+ONCE: Final = PgRegress("pg_regress-once", {**_ASKS, "pool": {"server_lifetime": "0"}})
 """No session serves a second client: shows which differences come of that alone."""
