@@ -250,6 +250,7 @@ def test_a_ledger_without_this_compare_is_found_out(name: str) -> None:
     class Broken(TwoCoordinators):
         tamper = staticmethod(PRODUCT_MUTANTS[name].tamper)  # type: ignore[arg-type]
 
-    unshrunk = settings(max_examples=400, stateful_step_count=40, deadline=None, phases=[Phase.generate])
+    unshrunk = settings(max_examples=1_500, stateful_step_count=40, deadline=None, phases=[Phase.generate],
+                        derandomize=True, database=None)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Broken, settings=unshrunk)
