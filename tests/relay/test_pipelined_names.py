@@ -154,7 +154,7 @@ class Looked(deque[Any]):
 
     steps = 0
 
-    def __reversed__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __reversed__(self) -> Iterator[Any]:
         for entry in super().__reversed__():
             self.steps += 1
             yield entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,7 +32,7 @@ class Worker:
     broken: list[str] = field(default_factory=list)  # what is wrong whatever is SET
 
     def __post_init__(self) -> None:
-        self.registry: Any = Registry()
+        self.registry = cast(Any, Registry())
         self.registry.settings = AS_PGBOUNCER
         self.encryption = Encryption(AS_PGBOUNCER)
         self.commands = Commands(self.registry, Standing(self.run_dir), self.take)
