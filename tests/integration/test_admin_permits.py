@@ -76,16 +76,18 @@ def test_a_command_says_who_holds_the_permits_and_one_that_was_killed_leaves_not
     database = one_role.database
     arguments = [sys.executable, "-c", HOLDER, str(one_role.config), database.dbname, database.address]
     with subprocess.Popen(arguments, env={"PYTHONPATH": import_path()}, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"looked\n"
-        [name] = [name for name in names(database) if ":a0." in name]
-        code, told = audit(one_role)
-        assert code == 1
-        assert "no admin permit of" in told["said"]
-        assert f"admin/{name.partition(':a')[2]} (OPEN, owner command-" in told["said"]
-        drained = one_role.fleet.command("drain", database.dbname)
-        assert (drained.returncode, "no admin permit of" in drained.stderr) == (1, True)
-        holder.send_signal(signal.SIGKILL)
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"looked\n"
+            [name] = [name for name in names(database) if ":a0." in name]
+            code, told = audit(one_role)
+            assert code == 1
+            assert "no admin permit of" in told["said"]
+            assert f"admin/{name.rpartition(':a')[2]} (OPEN, owner command-" in told["said"]
+            drained = one_role.fleet.command("drain", database.dbname)
+            assert (drained.returncode, "no admin permit of" in drained.stderr) == (1, True)
+        finally:  # whatever failed: it would be waited for
+            holder.send_signal(signal.SIGKILL)
     wait_until(lambda: audit(one_role)[0] == 0, "the permit of the killed command is free", 30)
     assert '"proof": "absent"' in one_role.fleet.log.read_text()
     wait_until(lambda: not list(one_role.fleet.run_dir.rglob("commands/command-*")),

@@ -232,18 +232,20 @@ def simulate(
         try:
             with seeded_scheduler(seed):
                 trio.run(simulation.run, rounds)
-        except* Fault as faults:
-            raise _first(faults) from None
+        except BaseExceptionGroup as group:  # what is raised in an `except*` comes out as a group again
+            raise _fault_in(group) or group from None
     figures = simulation.figures
     for (source, target, actor), count in simulation.world.rows.items():
         figures[row(source, target, actor)] = count
     return figures
 
 
-def _first(faults: BaseException) -> BaseException:
-    while isinstance(faults, BaseExceptionGroup):
-        faults = faults.exceptions[0]
-    return faults
+def _fault_in(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """The first fault that was found; None where something else went wrong."""
+    found: BaseException | None = group.subgroup(Fault)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 def row(source: str, target: str, actor: str) -> str:

@@ -21,7 +21,7 @@ IS_CI = bool(os.environ.get("CI"))
 ROUNDS = int(os.environ.get("SIMULATION_ROUNDS") or (100_000 if IS_CI else 4_000))
 SEED = int(os.environ.get("SIMULATION_SEED") or time.time_ns() % 1_000_000_000)
 PROCESSES = 2
-MUTANT_ROUNDS_MAX = ROUNDS if IS_CI else 40_000
+MUTANT_ROUNDS_MAX = 100_000
 MUTANT_ROUNDS = 500  # of each seed that is tried
 
 

@@ -113,7 +113,7 @@ async def connect_in_thread(port: int, user: str, **more: str) -> tuple[int, str
 async def test_libpq_logs_in_by_every_method(kind: AuthType, user: str, encryption: str) -> None:
     async with reception(door_with(auth_type=kind)) as (host, port):
         got = await connect_in_thread(port, user, sslmode=encryption, options="-c geqo=off")
-        assert got == (3 << 15, "18.1")
+        assert got == (1 << 30 | 3 << 15, "18.1")
         assert (host.seen[0].user, host.seen[0].options) == (user, "-c geqo=off")
 
 
