@@ -90,7 +90,7 @@ class Greeter:
         local.requests = {request: key for request, key in local.requests.items()
                           if key in kept or request not in before}
         noted = set(local.requests.values())
-        local.permits = {key: Pool(key[0], found[key].dbname, found[key].user, key[1].kind)
+        local.permits = {key: Pool(key[0], found[key].seats_of, found[key].user, key[1].kind)
                          for key in kept} | {
             key: pool for key, pool in local.permits.items() if key in noted}
         return Settled(

@@ -17,7 +17,15 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.record import Epoch, EpochState, LedgerHead, LedgerState, Permit, backend_from
+from coordinator.ledger.record import (
+    Epoch,
+    EpochState,
+    LedgerHead,
+    LedgerState,
+    Permit,
+    backend_from,
+    pool_name,
+)
 from coordinator.ledger.recovery import Living, plan_living
 from coordinator.ledger.rules import Release, Unknown
 from coordinator.ledger.states import Actor, Proof, SessionState
@@ -175,7 +183,8 @@ class Recovering:
         for told, (_, new) in zip(sessions, moves, strict=True):
             if new is not None:
                 permit = parse_permit(new)
-                local.permits[db, permit] = Pool(db, told["dbname"], told["user"], permit.kind)
+                name = pool_name(told["dbname"], told.get("pool") or "")
+                local.permits[db, permit] = Pool(db, name, told["user"], permit.kind)
         local.requests = {request: key for request, key in local.requests.items() if key[0] != db}
         local.answered.pop(db, None)
 
