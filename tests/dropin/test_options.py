@@ -12,6 +12,7 @@ import pytest
 from pooler.demo.process import process_ids
 from tests.dropin.conftest import Play
 from tests.dropin.rig import Played
+from tests.support.need import missing
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -26,11 +27,12 @@ def owner(pid: int) -> int:
     return Path(f"/proc/{pid}").stat().st_uid
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("by_option", [True, False])
 def test_it_becomes_the_user_it_is_told_to_and_so_does_all_that_it_starts(
     play: Play, server: Database, by_option: bool
 ) -> None:
+    if os.geteuid() != 0:
+        missing("only root can become another user")
     account = pwd.getpwnam(NOBODY)
     played = play(run=False, settings={} if by_option else {"user": NOBODY})
     for path in (played.folder, *played.folder.iterdir()):

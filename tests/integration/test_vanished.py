@@ -14,6 +14,7 @@ from pooler.demo.client import SSL_CODE, RawClient, query, startup
 from pooler.demo.etcd import Etcd
 from tests.support.certificates import Authority
 from tests.support.fleet import MakeFleet, RunningFleet
+from tests.support.need import missing
 from tests.support.postgres import Database, make_database
 from tests.support.wait import wait_until
 
@@ -43,7 +44,7 @@ def drop_silently(client: RawClient) -> None:
         client.socket.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
     except PermissionError:
         client.close()
-        pytest.skip("only root may drop a connection silently")
+        missing("only root may drop a connection silently")
     client.socket.close()
 
 

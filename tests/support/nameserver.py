@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.need import missing
+
 DNS_PORT = 53
 _A, _FAILED, _NO_NAME = 1, 2, 3
 _TTL_SECONDS = 1
@@ -78,7 +80,7 @@ class NameServer:
 def name_server() -> Iterator[NameServer]:
     """On an address of this process's own; a port below 1024 and a mount are for root."""
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        pytest.skip("only root may answer at port 53 and mount a resolv.conf")
+        missing("only root may answer at port 53 and mount a resolv.conf")
     pid = os.getpid()
     with ExitStack() as running:
         server = NameServer(f"127.53.{pid >> 8 & 255}.{max(1, pid & 255)}")
