@@ -22,7 +22,7 @@ from tests.differential.conftest import Rig
 from tests.differential.field import heard_until_end, login
 from tests.differential.scripts import group
 from tests.support.fleet import MakeFleet, RunningFleet
-from tests.support.postgres import Database
+from tests.support.postgres import Database, make_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def limited(make_shared_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd) -> RunningFleet:
     """One worker, one session, short limits."""
-    return make_shared_fleet(postgres_newest, etcd, permits=3, workers=1, more={"pool": {
+    database = make_database(postgres_newest.server)
+    return make_shared_fleet(database, etcd, permits=3, workers=1, more={"pool": {
         "default_pool_size": 1, "query_wait_timeout": "2s", "idle_transaction_timeout": "1s",
         "query_timeout": "3s", "client_idle_timeout": "3s"}})
 

@@ -15,7 +15,7 @@ from pooler.demo.client import SYNC, Disconnected, RawClient, execute, parse, qu
 from pooler.demo.client import bind as bound
 from pooler.demo.etcd import Etcd
 from tests.support.fleet import MakeFleet, RunningFleet
-from tests.support.postgres import Database
+from tests.support.postgres import Database, make_database
 from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
@@ -27,7 +27,8 @@ ACTS_WITHIN_SECONDS = 3.0
 @pytest.fixture(scope="module")
 def fleet(make_shared_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd) -> RunningFleet:
     """One worker; the second database has limits of its own."""
-    return make_shared_fleet(postgres_newest, etcd, workers=1, permits=6, admin_reserve=1, more={
+    database = make_database(postgres_newest.server)
+    return make_shared_fleet(database, etcd, workers=1, permits=6, admin_reserve=1, more={
         "pool": {"default_pool_size": 5, "idle_transaction_timeout": "1s", "query_timeout": "1500ms",
                  "client_idle_timeout": "1s"}})
 

@@ -12,7 +12,7 @@ import pytest
 
 from pooler.demo.etcd import Etcd
 from tests.support.fleet import MakeFleet, RunningFleet
-from tests.support.postgres import Database
+from tests.support.postgres import Database, make_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd, pytest.mark.slow]
 
@@ -24,7 +24,8 @@ def fleet(
     request: pytest.FixtureRequest, make_shared_fleet: MakeFleet, postgres: Database, etcd: Etcd
 ) -> RunningFleet:
     """One worker with two sessions."""
-    return make_shared_fleet(postgres, etcd, workers=1, permits=4, admin_reserve=1, more={
+    database = make_database(postgres.server)
+    return make_shared_fleet(database, etcd, workers=1, permits=4, admin_reserve=1, more={
         "pool": {"default_pool_size": 2, "session_state": request.param}})
 
 
@@ -100,7 +101,7 @@ def test_only_what_was_set_for_the_session_is_kept(fleet: RunningFleet) -> None:
 
 
 def test_row_security_by_a_custom_setting_shows_nobody_a_strangers_rows(
-    fleet: RunningFleet, postgres: Database
+    fleet: RunningFleet
 ) -> None:
     """R36."""
     with clients(fleet, 3) as (one, two, three):
@@ -118,17 +119,18 @@ def test_row_security_by_a_custom_setting_shows_nobody_a_strangers_rows(
             assert value(one, "select string_agg(tenant, ',') from secret") == "t1"
 
 
-def test_a_role_goes_with_its_client_alone(fleet: RunningFleet, postgres: Database) -> None:
+def test_a_role_goes_with_its_client_alone(fleet: RunningFleet) -> None:
+    database = fleet.database
     role = f"role_{token_hex(4)}"
-    postgres.server.execute(f"CREATE ROLE {role}")
-    postgres.server.execute(f"GRANT {role} TO {postgres.user}")
+    database.server.execute(f"CREATE ROLE {role}")
+    database.server.execute(f"GRANT {role} TO {database.user}")
     with clients(fleet, 3) as (one, two, holder):
         one.execute(f"set role {role}")
         for _ in range(3):
             with another_holds_a_session(holder):
                 assert value(one, "select current_user") == role
-                assert value(two, "select current_user") == postgres.user
-        postgres.server.execute(f"REVOKE {role} FROM {postgres.user}")
+                assert value(two, "select current_user") == database.user
+        database.server.execute(f"REVOKE {role} FROM {database.user}")
         two.execute("select 1")
         value(two, "select 1")
         with another_holds_a_session(holder):
@@ -226,7 +228,8 @@ TAKEN = [
 
 @pytest.fixture(scope="module")
 def refusing(make_shared_fleet: MakeFleet, postgres: Database, etcd: Etcd) -> RunningFleet:
-    return make_shared_fleet(postgres, etcd, workers=1, permits=2, admin_reserve=1, more={
+    database = make_database(postgres.server)
+    return make_shared_fleet(database, etcd, workers=1, permits=2, admin_reserve=1, more={
         "pool": {"default_pool_size": 1, "session_state": "reject"}})
 
 

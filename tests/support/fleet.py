@@ -64,7 +64,8 @@ def make_fleet(etcd_prefix: str) -> Iterator[MakeFleet]:
 
 @pytest.fixture(scope="module")
 def make_shared_fleet() -> Iterator[MakeFleet]:
-    """The same for fleets that all tests of a module use: none of them stops or changes one."""
+    """The same for fleets that all tests of a module use: none of them stops or changes one. What it leaves
+    open takes permits of another fleet that starts before the same database: let each have its own."""
     yield from _fleets(f"test-{secrets.token_hex(6)}")
 
 
