@@ -22,11 +22,12 @@ from coordinator.ledger.record import (
     EpochState,
     LedgerHead,
     LedgerState,
+    Living,
     Permit,
     backend_from,
     pool_name,
 )
-from coordinator.ledger.recovery import Living, plan_living
+from coordinator.ledger.recovery import plan_living
 from coordinator.ledger.rules import Release, Unknown
 from coordinator.ledger.states import Actor, Proof, SessionState
 from coordinator.link import Args, LinkLost, LinkRefused

@@ -283,6 +283,30 @@ class LedgerHead(Record):
         return cls(**values)
 
 
+@dataclass(frozen=True, slots=True)
+class Living:
+    """A session that a worker holds open, as it tells of it when the ledger is rebuilt.
+
+    `permit` is the one it had in the ledger that was lost; `seats`: sessions that its pool may have over the
+    whole fleet.
+    """
+
+    permit: Permit
+    dbname: str
+    user: str
+    seats: int
+    pid: int
+    backend_start_us: int
+    backend: Backend
+    epoch: int
+    pool: str = ""
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """The server process, as nothing else at that server was or will be."""
+        return self.pid, self.backend_start_us
+
+
 class EpochState(StrEnum):
     ACTIVE = "ACTIVE"
     DRAINING = "DRAINING"

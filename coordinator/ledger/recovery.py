@@ -19,6 +19,7 @@ from coordinator.ledger.record import (
     Kind,
     LedgerHead,
     LedgerState,
+    Living,
     Permit,
     Receipt,
     Seat,
@@ -32,25 +33,6 @@ from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Compare, Put, Txn, absent, unchanged
 
 NOBODY = ""  # owner of a session that only its server shows
-
-
-@dataclass(frozen=True, slots=True)
-class Living:
-    """A session that a worker holds open. `permit` is the one it had in the ledger that was lost."""
-
-    permit: Permit
-    dbname: str
-    user: str
-    seats: int
-    pid: int
-    backend_start_us: int
-    backend: Backend
-    epoch: int
-    pool: str = ""
-
-    @property
-    def process(self) -> tuple[int, int]:
-        return self.pid, self.backend_start_us
 
 
 @dataclass(frozen=True, slots=True)

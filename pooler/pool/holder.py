@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from coordinator.ledger.record import Backend, Permit
+from coordinator.ledger.record import Living, Permit
 from pooler.pool.ledger_view import LedgerView
-
-
-@dataclass(frozen=True, slots=True)
-class HeldSession:
-    """A session whose socket is open. `seats`: sessions that its pool may have over the whole fleet."""
-
-    permit: Permit
-    dbname: str
-    user: str
-    seats: int
-    pid: int
-    backend_start_us: int
-    backend: Backend
-    epoch: int
-    pool: str = ""
 
 
 class Holder(Protocol):
@@ -30,7 +14,7 @@ class Holder(Protocol):
     def holds(self, db: str, permit: Permit) -> bool:
         """Is there a session under this permit whose socket is open?"""
 
-    def sessions(self, db: str) -> list[HeldSession]:
+    def sessions(self, db: str) -> list[Living]:
         """Every session of this ledger whose socket is open and that is not being closed."""
 
     def move(self, db: str, permit: Permit, new: Permit) -> None:

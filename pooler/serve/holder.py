@@ -10,9 +10,8 @@ from typing import Any
 import structlog
 import trio
 
-from coordinator.ledger.record import Permit
+from coordinator.ledger.record import Living, Permit
 from pooler.observe.events import Event
-from pooler.pool.holder import HeldSession
 from pooler.pool.ledger_view import LedgerView
 from pooler.relay.cancel import cancel_for
 from pooler.relay.turns import Turns
@@ -41,14 +40,14 @@ class WorkerHolder:
             return self._registry.replication(db, permit) is not None
         return not server.closing
 
-    def sessions(self, db: str) -> list[HeldSession]:
+    def sessions(self, db: str) -> list[Living]:
         """Every session of this ledger whose socket is open and that is not being closed."""
         registry = self._registry
         found = [(server.opened, server.pool.plan) for server in registry.parts.servers
                  if server.pool.plan.ledger == db and not server.closing]
         found += [(each.opened, each.plan) for each in registry.replications.values()
                   if each.plan.ledger == db]
-        return [HeldSession(opened.permit, plan.dbname, plan.user, plan.size_max, opened.pid,
+        return [Living(opened.permit, plan.dbname, plan.user, plan.size_max, opened.pid,
                             opened.backend_start_us, opened.backend, opened.epoch, plan.pool)
                 for opened, plan in found]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from coordinator.ledger.record import Kind, Permit
+from coordinator.ledger.record import Kind, Living, Permit
 from coordinator.ledger.states import Proof
-from pooler.pool.holder import HeldSession
 from tests.pool.asking import BACKEND, WISH, Clock, open_one, plain, tell
 from tests.pool.fake_coordinator import DB
 from tests.pool.world import World, world
@@ -19,8 +18,8 @@ async def ask(w: World, op: str, **args: Any) -> Any:
     return await w.coordinator.links[-1].call(op, db=DB, **args)
 
 
-def as_held(permit: Permit) -> HeldSession:
-    return HeldSession(permit, "orders", "app", 10, 4711, 1_790_000_000_000_000, BACKEND, 7)
+def as_held(permit: Permit) -> Living:
+    return Living(permit, "orders", "app", 10, 4711, 1_790_000_000_000_000, BACKEND, 7)
 
 
 async def open_held(w: World) -> Permit:

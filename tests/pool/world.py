@@ -10,8 +10,7 @@ from typing import Any
 
 import trio
 
-from coordinator.ledger.record import Permit
-from pooler.pool.holder import HeldSession
+from coordinator.ledger.record import Living, Permit
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
 from pooler.pool.opener import OpenPlan
@@ -31,13 +30,13 @@ class FakeHolder:
     shed_for: list[tuple[str, str, str, int]] = field(default_factory=list)
     views: list[LedgerView] = field(default_factory=list)
     cancelled: list[bytes] = field(default_factory=list)
-    open: list[HeldSession] = field(default_factory=list)
+    open: list[Living] = field(default_factory=list)
     moved: list[tuple[Permit, Permit]] = field(default_factory=list)
 
     def holds(self, db: str, permit: Permit) -> bool:
         return (db, permit) in self.held
 
-    def sessions(self, db: str) -> list[HeldSession]:
+    def sessions(self, db: str) -> list[Living]:
         return [each for each in self.open if (db, each.permit) in self.held]
 
     def move(self, db: str, permit: Permit, new: Permit) -> None:
