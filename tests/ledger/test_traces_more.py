@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,7 @@ from tests.ledger.ground import (
     world,
     write,
 )
+from tests.pool.fake_session import FakeSession
 
 
 class Interrupted(MemoryStore):
@@ -165,21 +166,10 @@ def test_15_an_advance_waits_for_every_worker_that_did_not_read_it() -> None:
     assert not_acknowledged(2, "db", workers) == ["new", "old"]
 
 
-@dataclass(eq=False)
-class Connection:
-    """A session of a pool."""
-
-    epoch: int
-    expires_at: float = float("inf")
-    idle_since: float = 0.0
-    generation: int = 0
-    promised: bool = False
-
-
 def test_15_a_session_of_a_drained_epoch_serves_nobody_again() -> None:
-    core: PoolCore[Connection] = PoolCore(2, 2)
+    core: PoolCore[FakeSession] = PoolCore(2, 2)
     core.epoch, core.opening = 2, 1
-    assert not core.opened(Connection(epoch=1), now=0.0)
+    assert not core.opened(FakeSession(epoch=1), now=0.0)
     assert core.total == 0
 
 

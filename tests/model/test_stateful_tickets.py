@@ -6,7 +6,6 @@ is given, and whichever call came first must be the one that counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,19 +23,9 @@ from hypothesis.stateful import (
 
 from pooler.admission.ticket import ENDS, Ticket, TicketState
 from pooler.pool.core import PoolCore
+from tests.pool.fake_session import FakeSession
 
 WAIT_SECONDS = 30.0
-
-
-@dataclass(eq=False)
-class Connection:
-    """A server session as the core needs it."""
-
-    epoch: int
-    expires_at: float = float("inf")
-    idle_since: float = 0.0
-    generation: int = 0
-    promised: bool = False
 
 
 class Tickets(RuleBasedStateMachine):
@@ -46,10 +35,10 @@ class Tickets(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core: PoolCore[Connection] = PoolCore(4, 4)
+        self.core: PoolCore[FakeSession] = PoolCore(4, 4)
         self.now = 0.0
         self.told: dict[Ticket, list[str]] = {}  # what each client heard since it asked last
-        self.using: dict[Ticket, Connection] = {}
+        self.using: dict[Ticket, FakeSession] = {}
         self.order: list[Ticket] = []  # who waits, as they came
 
     @rule(target=tickets)
@@ -78,7 +67,7 @@ class Tickets(RuleBasedStateMachine):
         """At the same instant: exactly one of the two happens to it, the session is lost to nobody."""
         if ticket.state is not TicketState.QUEUED:
             return
-        session = Connection(self.core.epoch)
+        session = FakeSession(self.core.epoch)
         is_next = self.order[0] is ticket and not self.core.blocked
         self.core.opening += 1
         if cancel_first:
@@ -98,7 +87,7 @@ class Tickets(RuleBasedStateMachine):
     def a_session_is_opened(self, comes_to_be: bool) -> None:
         self.core.opening += 1
         if comes_to_be:
-            self.core.opened(Connection(self.core.epoch), self.now)
+            self.core.opened(FakeSession(self.core.epoch), self.now)
         else:
             self.core.open_failed()
 
@@ -166,7 +155,7 @@ class Tickets(RuleBasedStateMachine):
         else:
             self._granted(ticket, session)
 
-    def _granted(self, ticket: Ticket, session: Connection) -> None:
+    def _granted(self, ticket: Ticket, session: FakeSession) -> None:
         assert session.epoch == self.core.epoch
         if ticket in self.order:
             assert self.order[0] is ticket  # first come, first served

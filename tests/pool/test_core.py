@@ -13,18 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pooler.admission.ticket import ENDS, Ticket, TicketState
 from pooler.pool.core import PoolCore
+from tests.pool.fake_session import FakeSession
 
 T = TicketState
 SIZE_MAX, OPENING_MAX = 4, 2
-
-
-@dataclass(eq=False)
-class FakeSession:
-    epoch: int = 0
-    generation: int = 0
-    expires_at: float = float("inf")
-    idle_since: float = 0.0
-    promised: bool = False
 
 
 @dataclass(eq=False)
