@@ -11,22 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from secrets import token_hex
 from typing import Any
 
-import structlog
 import trio
 
 from coordinator.ledger.record import Backend, Kind, Permit
 from coordinator.ledger.states import Proof, SessionState
-from coordinator.link import Args, Handler, LinkLost, LinkRefused
+from coordinator.link import Args, LinkLost, LinkRefused
 from pooler.errors import FleetUnreachable, NoPermit, PermitLost, PoolerError
-from pooler.observe.events import Event
-from pooler.pool import recovering
 from pooler.pool.errands import Errands
+from pooler.pool.hearing import Hearing
 from pooler.pool.holder import Holder
-from pooler.pool.holdings import Holdings, Verdict, plain
+from pooler.pool.holdings import Holdings, plain
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity, Uplink
 from pooler.pool.recovering import named as _permit
@@ -37,8 +34,6 @@ REQUESTS_MAX = 3  # a request id can be void (the worker registered anew meanwhi
 
 # refusals after which the ledger holds nothing for the request, or the coordinator sees to that
 SETTLED = frozenset({"full", "seats_full", "draining", "voided", "ledger_lost"})
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +90,13 @@ class Permits:
         self, connect: Callable[[], Awaitable[trio.abc.Stream]], identity: Identity, holder: Holder
     ) -> None:
         self.ledgers: dict[str, LedgerView] = {}
-        self._holder = holder
         self._holdings = Holdings()
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        self._uplink = Uplink(connect, identity, self._holdings, self)
+        self._hearing = Hearing(self.ledgers, self._holdings, holder, self._counts)
+        self._uplink = Uplink(connect, identity, self._holdings, self._hearing)
         self._errands = Errands(self._uplink)
+        self._hearing.answer_over(self._uplink, self._errands)
 
     # -- life
 
@@ -182,7 +178,7 @@ class Permits:
                                       backend_start_us=backend_start_us, backend=asdict(backend))
         except LinkRefused as refused:
             if refused.code == "gone":
-                self._gone(db, permit)
+                self._hearing.gone(db, permit)
                 raise PermitLost(f"permit {permit} of {db} is gone") from None
             raise OpenRefused(f"permit {permit} of {db}: {refused.code} {refused.message}") from None
         if not self._holdings.moved(db, permit, SessionState.OPEN):
@@ -199,9 +195,9 @@ class Permits:
         except LinkLost:
             return
         except LinkRefused as refused:
-            if refused.code == "gone" and self._whole(db):
+            if refused.code == "gone" and self._hearing.is_whole(db):
                 self._holdings.forget(db, permit)
-                self._violated(db, permit)
+                self._hearing.violated(db, permit)
 
     def released(self, db: str, permit: Permit, proof: Proof) -> None:
         """The session is gone (`eof`), or never was (`unused`). Returns at once, told until answered."""
@@ -316,84 +312,3 @@ class Permits:
         self._counts["voided"] += 1
         self._errands.tell(
             "void", lambda _: self._holdings.answered(request_id), db=db, request_id=request_id)
-
-    # -- listening
-
-    def handlers(self) -> Mapping[str, Handler]:
-        """What the coordinator may call."""
-        return {"ledger": self._on_ledger, "permit_unknown": self._on_unknown, "permit_gone": self._on_gone,
-                "shed": self._on_shed, "cancel": self._on_cancel, "show": self._on_show,
-                "command": self._on_command,
-                **recovering.handlers(self._holdings, self._holder, self.ledgers)}
-
-    def heard(self, answer: Args) -> None:
-        """The answer to hello: every ledger, and every permit that is not as we said."""
-        for db, ledger in answer["ledgers"].items():
-            self._see(LedgerView.parse(db, ledger))
-        for db, permit in answer["gone"]:
-            self._gone(db, _permit(permit))
-        for db, permit in answer["unknown"]:
-            self._errands.start(partial(self._reassert, db, _permit(permit)))
-
-    def cut_off(self) -> None:
-        """The link was lost."""
-        for view in list(self.ledgers.values()):
-            self._see(view.cut_off())
-
-    def _see(self, view: LedgerView) -> None:
-        view = view.after(self.ledgers.get(view.db))
-        self.ledgers[view.db] = view
-        self._holder.ledger_changed(view)
-
-    def _whole(self, db: str) -> bool:
-        view = self.ledgers.get(db)
-        return view is not None and view.whole
-
-    async def _reassert(self, db: str, permit: Permit) -> None:
-        verdict = self._holdings.on_unknown(db, permit, self._holder.holds(db, permit))
-        if verdict is Verdict.NOTHING:
-            return
-        closing = verdict is Verdict.REASSERT_CLOSING
-        try:
-            await self._uplink.insist("reassert", db=db, permit=plain(permit), closing=closing)
-        except LinkRefused as refused:
-            if refused.code == "gone":
-                self._gone(db, permit)
-            elif not closing:
-                self._holder.terminate(db, permit)
-        else:
-            self._counts["reasserted"] += 1
-            log.info(Event.SESSION_REASSERTED, db=db, permit=str(permit))
-
-    def _gone(self, db: str, permit: Permit) -> None:
-        in_hand = self._holder.holds(db, permit)
-        if self._holdings.on_gone(db, permit, in_hand, self._whole(db)) is Verdict.VIOLATED:
-            self._violated(db, permit)
-
-    def _violated(self, db: str, permit: Permit) -> None:
-        self._counts["gone"] += 1
-        log.error(Event.SESSION_PERMIT_GONE, db=db, permit=str(permit))
-        if self._holder.holds(db, permit):
-            self._holder.close_now(db, permit)
-
-    async def _on_ledger(self, args: Args) -> None:
-        self._see(LedgerView.parse(args["db"], args["ledger"]))
-
-    async def _on_unknown(self, args: Args) -> None:
-        self._errands.start(partial(self._reassert, args["db"], _permit(args["permit"])))
-
-    async def _on_gone(self, args: Args) -> None:
-        self._gone(args["db"], _permit(args["permit"]))
-
-    async def _on_shed(self, args: Args) -> None:
-        self._holder.shed(args["db"], args["pool"], args["user"], args["count"])
-
-    async def _on_cancel(self, args: Args) -> Args:
-        await self._holder.cancel(args["key"])
-        return {}
-
-    async def _on_show(self, args: Args) -> Args:
-        return {"rows": await self._holder.show(args["what"])}
-
-    async def _on_command(self, args: Args) -> Args:
-        return {"notices": await self._holder.command(args["name"], args["args"])}

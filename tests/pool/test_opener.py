@@ -327,7 +327,7 @@ def _count_and_clear(w: World, outcomes: dict[str, int]) -> None:
     for slot in w.ledger.slots.values():
         name = "abandoned" if slot.abandoned else "unknown"
         outcomes[name] = outcomes.get(name, 0) + 1
-        w.permits._gone(DB, slot.permit)
+        w.permits._hearing.gone(DB, slot.permit)
     w.ledger.slots.clear()
     w.ledger.releases.clear()
     w.ledger.receipts.clear()

@@ -135,7 +135,7 @@ async def test_cancelled_at_any_step_no_real_session_is_left_and_no_permit_freed
                 assert slot.pid or slot.abandoned
                 name = "abandoned" if slot.abandoned else "unknown"
                 outcomes[name] = outcomes.get(name, 0) + 1
-                permits._gone(DB, slot.permit)
+                permits._hearing.gone(DB, slot.permit)
             ledger.slots.clear()
             ledger.releases.clear()
             assert permits.statistics().held == {}
