@@ -13,8 +13,10 @@ from pooler.demo.fleet import Fleet
 from pooler.demo.judge import Verdict
 
 SERVED_SECONDS_MAX = 5.0
-GROWTH_BYTES_MAX = 8 << 20
-WARM_PART = 5  # the first fifth of the inputs fills caches; growth is counted after it
+GROWTH_BYTES_MAX = 8 << 20  # in the second half of the inputs
+LOOKS = 20  # at the memory, evenly over the inputs; caches fill in the first half of them
+FULL_AFTER = 30_000  # inputs that fill every cache: what comes behind them may grow by an arena or two
+FLAT_BYTES_MAX = 2 << 20
 SERVED_AFTER, SHOWN_MAX = 50, 5
 
 
@@ -26,39 +28,38 @@ class Run:
         self._before = set(fleet.worker_pids().values())
         self._waits: list[float] = []
         self._stop = threading.Event()
-        self._growth = self._seconds = 0.0
+        self._inputs, self._looks, self._seconds = 0, list[int](), 0.0
         self._lost = ""
 
     def all(self, inputs: int, senders: int, send: Callable[[Sequence[int]], None]) -> None:
-        """Send them, the first part unmeasured."""
+        """Send them, and look at the workers' memory while they are sent."""
         bystander = threading.Thread(target=self._stand_by, daemon=True)
         bystander.start()
-        warm, began = inputs // WARM_PART, time.monotonic()
+        began, self._inputs = time.monotonic(), inputs
         with ThreadPoolExecutor(senders) as pool:
-            list(pool.map(send, [range(warm)[at::senders] for at in range(senders)]))
-            start = resident(self._before)
-            list(pool.map(send, [range(warm, inputs)[at::senders] for at in range(senders)]))
-        self._growth = resident(self._before) - start
+            for look in range(LOOKS):
+                part = range(inputs * look // LOOKS, inputs * (look + 1) // LOOKS)
+                list(pool.map(send, [part[at::senders] for at in range(senders)]))
+                self._looks.append(resident(self._before))
         self._seconds = time.monotonic() - began
         self._stop.set()
         bystander.join(2 * SERVED_SECONDS_MAX)
 
     @property
-    def figures(self) -> dict[str, float]:
-        return {"growth_bytes": self._growth, "seconds": round(self._seconds, 1),
+    def figures(self) -> dict[str, object]:
+        return {"resident_mib": in_mib(self._looks), "seconds": round(self._seconds, 1),
                 "served_beside": len(self._waits)}
 
     def verdicts(self, who: str) -> list[Verdict]:
         """Workers live, others were served, memory is flat, the log tells of no bug, and all goes on."""
         alive = set(self._fleet.worker_pids().values()) == self._before
-        waits, growth = self._waits, self._growth
+        waits = self._waits
         return [
             Verdict("alive", alive, f"{who}: workers {'as they were' if alive else 'have died'}"),
             Verdict("others", bool(waits) and max(waits) <= SERVED_SECONDS_MAX and not self._lost,
                     f"{who}: {len(waits)} transactions beside it, the slowest {max(waits, default=-1):.2f} s"
                     + self._lost),
-            Verdict("memory", growth <= GROWTH_BYTES_MAX, f"{who}: workers grew by {growth / 2**20:.1f} MiB"),
-            no_bug(self._fleet), self._served()]
+            flat(who, self._looks, self._inputs), no_bug(self._fleet), self._served()]
 
     def _stand_by(self) -> None:
         try:
@@ -85,6 +86,18 @@ def resident(pids: set[int]) -> int:
         with suppress(OSError), open(f"/proc/{pid}/status") as status:
             total += next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))
     return total
+
+
+def flat(who: str, looks: Sequence[int], inputs: int) -> Verdict:
+    """The second half of that many inputs has left the memory as it was. `looks`: bytes, evenly over them."""
+    growth = looks[-1] - looks[len(looks) // 2 - 1]
+    allowed = FLAT_BYTES_MAX if inputs >= 2 * FULL_AFTER else GROWTH_BYTES_MAX
+    return Verdict("memory", growth <= allowed, f"{who}: {in_mib([growth])[0]} MiB more in the second half "
+                   f"of {inputs} inputs (at most {allowed >> 20})")
+
+
+def in_mib(sizes: Sequence[int]) -> list[float]:
+    return [round(size / 2**20, 1) for size in sizes]
 
 
 def no_bug(fleet: Fleet) -> Verdict:

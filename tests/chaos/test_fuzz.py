@@ -7,6 +7,7 @@ import pytest
 from chaos.fuzz import fuzz
 from chaos.fuzz_client import made
 from chaos.fuzz_relay import fuzz_relay, replay_relay
+from chaos.fuzz_run import FULL_AFTER, flat
 from chaos.fuzz_said import in_service
 from chaos.fuzz_words import Hearing, Nonsense, mark, marks, may_close
 from chaos.words import complete, error, message, ready, row
@@ -49,6 +50,14 @@ def test_what_an_input_to_the_relay_did_is_seen_again_from_its_number(odd: bool)
         assert replay_relay(1, 803, lines.append, odd=odd) == []
         seen.append(lines)
     assert seen[0] == seen[1]
+
+
+def test_memory_that_goes_on_growing_is_told_from_caches_that_fill() -> None:
+    mib = 1 << 20
+    assert flat("who", [10 * mib, 30 * mib, 60 * mib, 70 * mib], 2 * FULL_AFTER).held is False
+    assert flat("who", [10 * mib, 60 * mib, 61 * mib, 62 * mib], 2 * FULL_AFTER).held is True
+    assert flat("who", [10 * mib, 60 * mib, 61 * mib, 64 * mib], 2 * FULL_AFTER).held is False
+    assert flat("who", [10 * mib, 60 * mib, 61 * mib, 64 * mib], FULL_AFTER).held is True
 
 
 FATAL = error("57P01", "bye", "FATAL")
