@@ -34,7 +34,7 @@ from pooler.net.proxy_protocol import PeerAddress, requires_header
 from pooler.net.stream import KeepAlive
 from pooler.observe.events import Event
 from pooler.observe.http import serve_http
-from pooler.pool import janitor
+from pooler.pool import janitor, steering
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
 from pooler.pool.permits import Permits
@@ -253,7 +253,7 @@ class Worker:
         self.parts.server_tls = self.encryption.servers
         if replaces:
             for pool in self.registry.pools.values():
-                pool.reconnect()
+                steering.reconnect(pool)
         return problems
 
     def _take_settings(self, settings: Settings) -> list[str]:
@@ -279,7 +279,7 @@ class Worker:
         end_clients(self.registry)
         with trio.move_on_after(seconds_max):
             for pool in self.registry.pools.values():
-                pool.stop()
+                steering.stop(pool)
             while self.parts.servers or self.registry.replications:
                 await self.parts.server_forgotten.wait()
 

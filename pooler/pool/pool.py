@@ -25,7 +25,6 @@ from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
 from pooler.pool.growth import Growth
-from pooler.pool.ledger_view import LedgerView
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
 from pooler.pool.places import UserPlaces
@@ -34,7 +33,7 @@ from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
 from pooler.pool.starts import Starts
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
-from pooler.relay.leaving import CHANGED, deserted
+from pooler.relay.leaving import deserted
 from pooler.relay.reactor import Reactor
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.relay.server import RETIRED, ServerConn
@@ -292,53 +291,13 @@ class Pool:
         self.core.shed = min(len(self.core.active), before + count - closed)
         return closed + self.core.shed - before
 
-    # ---- what the ledger and the operator say
-
-    def ledger_changed(self, view: LedgerView) -> None:
-        """Sessions of another epoch, or of one that drains, serve nobody from here on."""
-        changed = (view.epoch, view.serving) != (self.core.epoch, self.core.serving)
-        self.core.epoch, self.core.serving = view.epoch, view.serving
-        self.core.ages = view.reachable and view.whole  # else nothing is closed by choice, nor by age
-        if changed:
-            if view.epoch:
-                log.info(Event.EPOCH_CHANGED, database=self.plan.name, epoch=view.epoch, serving=view.serving)
-            limit = view.drain_timeout_seconds  # none: a drain given up, or an epoch nobody drained for
-            self.drain_at = None if view.serving and not limit else monotonic() + limit
-            self.drain_cancelled = False
-            self.growth.forget()
-            self.starts.forget()
-            self._drop_unusable()
-        self.wake()
-
-    def reconnect(self) -> None:
-        """Every session of now is closed as it falls idle; who refused us is asked again at once."""
-        self.core.generation += 1
-        if self.plan.settings.server_fast_close:
-            self._break_off_holders()
-        self.growth.forget()
-        self.starts.forget()
-        self._drop_unusable()
-        self.grow()
-
-    def _break_off_holders(self) -> None:
-        """Clients with a session of their own go now, or as their transaction ends."""
-        for server in list(self.core.active):
-            client = server.client
-            if client in self.clients and self.holds_session:
-                if server.owed or server.unsynced or server.status != IDLE:
-                    server.retire = CHANGED
-                else:
-                    client.break_off("57P01", CHANGED)
-
     def break_off_session(self, server: ServerConn) -> None:
         """Cancel what runs there: its client hears it from the server, and the session closes when idle."""
         server.retire = server.retire or "its epoch drains"
         self.parts.nursery.start_soon(
             cancel_for, server, server.client, self.plan.settings.cancel_wait_timeout_seconds)
 
-    def _drop_unusable(self) -> None:
-        for server in self.core.retire_idle(monotonic(), float("-inf"), 0):
-            self.retire(server, "its epoch or generation is over")
+    # ---- what the operator says
 
     def pause(self) -> None:
         """Grant nothing more; sessions in use go on."""
@@ -354,12 +313,6 @@ class Pool:
         for server in self.core.wake(monotonic()):
             self.retire(server, "its time is over")
         self.grow()
-
-    def stop(self) -> None:
-        """The worker ends: refuse who waits, close what is idle; the rest closes as it falls idle."""
-        self.core.serving = False
-        self.refuse_waiting(NotServing("the pooler is shutting down"))
-        self.close_idle("the worker stops")
 
     # ---- the face for tasks
 

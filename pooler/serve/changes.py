@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from pooler.observe.events import Event
+from pooler.pool import steering
 from pooler.pool.plan import PoolPlan, plan_for
 from pooler.relay.moving import change_pool
 
@@ -38,7 +39,7 @@ def apply_changes(registry: Registry) -> None:
             pool.apply_settings(plan)
             if is_other:
                 log.info(Event.POOL_CHANGED, database=key.name, user=key.user)
-                pool.reconnect()
+                steering.reconnect(pool)
 
 
 def sweep_followed(registry: Registry) -> None:
@@ -62,14 +63,14 @@ def _follow(registry: Registry, key: PoolKey, old: Pool) -> None:
         if after is old:
             registry.followed[before] = new
     registry.followed[old] = new
-    old.reconnect()
+    steering.reconnect(old)
     sweep_followed(registry)
 
 
 def _remove(registry: Registry, key: PoolKey, pool: Pool) -> None:
     for client in list(pool.clients):
         client.break_off("08P01", "database removed")
-    pool.reconnect()
+    steering.reconnect(pool)
     pool.close_idle("database removed")
     if not pool.core.total and not pool.clients:
         del registry.pools[key]

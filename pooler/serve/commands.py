@@ -10,6 +10,7 @@ import structlog
 from coordinator.link import LinkRefused
 from pooler.errors import UsageFault
 from pooler.observe.events import Event
+from pooler.pool import steering
 from pooler.serve.registry import EVERY, Registry
 from pooler.serve.runtime_settings import TLS_KEYS, with_setting
 from pooler.serve.standing import Standing, Stands
@@ -146,7 +147,7 @@ class Commands:
 
     async def _reconnect(self, database: str | None) -> None:
         for pool in self._registry.by_name(database):
-            pool.reconnect()
+            steering.reconnect(pool)
 
     async def _kill(self, database: str | None) -> None:
         """Drop every client and session of a database, and serve nobody until RESUME."""

@@ -13,6 +13,7 @@ from coordinator.ledger.record import Permit
 from pooler.console.session import Interrupt
 from pooler.errors import LoginRefused, TooManyClients
 from pooler.net.name_counts import NameCounts
+from pooler.pool import steering
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.plan import plan_for
 from pooler.pool.pool import Parts, Pool
@@ -99,7 +100,7 @@ class Registry:
             pool.core.paused = self.is_paused(name)
             view = self.parts.permits.ledgers.get(plan.ledger)
             if view is not None:
-                pool.ledger_changed(view)
+                steering.ledger_changed(pool, view)
             else:
                 pool.core.serving = False  # until the ledger was heard
         else:
@@ -171,7 +172,7 @@ class Registry:
             return
         for pool in self.pools.values():
             if pool.plan.ledger == view.db:
-                pool.ledger_changed(view)
+                steering.ledger_changed(pool, view)
         for client in tuple(self.replications.values()):
             if client.plan.ledger == view.db and not (view.serving and client.opened.epoch == view.epoch):
                 client.break_off("57P01", "another server takes over: connect again")

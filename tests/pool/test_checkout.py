@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pooler.errors import BackendLost, NotServing, WaitEnded
 from pooler.net.dial import DialFailed, Outcome
-from pooler.pool import growth, janitor
+from pooler.pool import growth, janitor, steering
 from pooler.pool.opener import OpenSession
 from pooler.pool.pool import Pool
 from pooler.relay.task import QueryFailed
@@ -152,7 +152,7 @@ async def test_a_pool_that_stops_refuses_who_waits(monkeypatch: pytest.MonkeyPat
         async with run.pool.checkout():
             nursery.start_soon(wait)
             await wait_all_tasks_blocked()
-            run.pool.stop()
+            steering.stop(run.pool)
 
 
 async def test_another_backend_is_tried_at_once_however_long_the_last_one_failed(
@@ -191,7 +191,7 @@ async def test_a_reconnect_ends_the_pause_after_a_login_that_was_refused_for_goo
         monkeypatch.setattr(growth, "open_session", run.open_session)
         with pytest.raises(DialFailed):  # the server is left alone for server_login_retry
             await work(run.pool)
-        run.pool.reconnect()
+        steering.reconnect(run.pool)
         began = trio.current_time()
         assert await work(run.pool) == 1
         assert trio.current_time() == began
@@ -214,7 +214,7 @@ async def test_a_session_whose_login_began_before_a_reconnect_serves_nobody(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work, run.pool)
             await logging_in.wait()
-            run.pool.reconnect()
+            steering.reconnect(run.pool)
             logged_in.set()
         await wait_all_tasks_blocked()
         assert [mini.ended for mini in run.minis] == [True, False]

@@ -16,7 +16,7 @@ from coordinator.link import LinkRefused
 from coordinator.view import View
 from pooler.admission.ticket import Ticket
 from pooler.errors import NoPermit
-from pooler.pool import janitor
+from pooler.pool import janitor, steering
 from pooler.pool.growth import Growth
 from pooler.pool.ledger_view import LedgerView
 from tests.pool.asking import WISH, Clock, open_one, plain, tell
@@ -114,7 +114,7 @@ def pool() -> Iterator[PoolWorld]:
     with pool_world(2) as made:
         for server in made.pool.core.idle:
             server.epoch = WHOLE.epoch
-        made.pool.ledger_changed(WHOLE)
+        steering.ledger_changed(made.pool, WHOLE)
         assert len(made.pool.core.idle) == 2
         yield made
 
@@ -129,7 +129,7 @@ def test_no_idle_session_is_closed_and_one_that_comes_back_serves_again(pool: Po
     ticket.start(monotonic(), inf)
     server = core.request(ticket)
     assert server is not None
-    pool.pool.ledger_changed(lost(pool))
+    steering.ledger_changed(pool.pool, lost(pool))
     assert len(core.idle) == 1
     pool.pool.give(server, monotonic())
     assert (len(core.idle), core.closing, core.serving) == (2, 0, True)
@@ -139,11 +139,11 @@ def test_no_lifetime_ends_meanwhile_and_it_does_afterwards(pool: PoolWorld) -> N
     core = pool.pool.core
     for server in core.idle:
         server.expires_at = monotonic() - 1
-    pool.pool.ledger_changed(lost(pool))
+    steering.ledger_changed(pool.pool, lost(pool))
     janitor.close_old_sessions(pool.pool, monotonic(), growth_allowed=lost(pool).grows)
     assert len(core.idle) == 2
     assert all(core.usable(server, monotonic()) for server in core.idle)
-    pool.pool.ledger_changed(WHOLE)
+    steering.ledger_changed(pool.pool, WHOLE)
     janitor.close_old_sessions(pool.pool, monotonic(), growth_allowed=True)
     assert len(core.idle) == 0
 
@@ -154,7 +154,7 @@ def test_nobody_gives_way_to_a_session_that_could_not_be_opened(pool: PoolWorld)
     made.parts.by_seat = lambda *_: [made]
     made.plan = replace(made.plan, size_max=1)
     growth = Growth(made)
-    made.ledger_changed(lost(pool))
+    steering.ledger_changed(made, lost(pool))
     growth._make_room()
     growth._make_room_for_user()
     assert len(made.core.idle) == 2

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from pooler.pool import starts
+from pooler.pool import starts, steering
 from pooler.pool.starts import StartRefused, Taken
 from pooler.wire.parameters import ParameterSet
 from tests.pool.cancelling import run_cancelled
@@ -88,7 +88,7 @@ async def test_only_so_many_are_kept_and_none_that_is_long(monkeypatch: pytest.M
 async def test_another_server_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(monkeypatch) as run:
         await proved(run, ODD)
-        run.pool.reconnect()
+        steering.reconnect(run.pool)
         assert len(run.pool.starts) == 0
 
 

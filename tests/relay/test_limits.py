@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pooler.demo.client import FLUSH, SYNC, message, query
-from pooler.pool import janitor
+from pooler.pool import janitor, steering
 from pooler.relay.leaving import CHANGED
 from tests.relay.scripts import group
 from tests.relay.world import World, world
@@ -259,7 +259,7 @@ def test_reconnect_ends_clients_with_a_session_of_their_own_where_it_is_to_be_fa
         idle, busy = w.client(), w.client()
         w.say(idle, query("select 1"))
         w.say(busy, query("begin"))
-        w.pool.reconnect()
+        steering.reconnect(w.pool)
         w.settle()
         assert (idle.closed, busy.closed) == (fast, False)
         assert w.say(busy, query("commit")) == "C:COMMIT Z:I" + (" E:57P01" if fast else "")
