@@ -17,7 +17,7 @@ from pooler.relay.keeping import unpin
 from pooler.relay.leaving import end_transaction
 from pooler.relay.losing import session_lost
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
-from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_unsent
+from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_unsent, refuse_waited
 from pooler.relay.regaining import RESETS, regain
 from pooler.relay.requests import HELD_BACK, pass_requests
 from pooler.wire.messages import Fault, error_response
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
 
 RECV_BYTES = 65_536
-QUEUED = TicketState.QUEUED
+QUEUED, QUEUE_EXPIRED = TicketState.QUEUED, TicketState.QUEUE_EXPIRED
 
 
 class ClientConn:
@@ -292,7 +292,10 @@ class ClientConn:
         """A waiting ticket will not be served: say so and stay connected."""
         data, self.buffer = self.buffer, b""
         self.pause(False)
-        self._resume(refuse_unsent(self, error, data))
+        data = refuse_unsent(self, error, data)
+        if self.ticket.state is QUEUE_EXPIRED:
+            data = refuse_waited(self, error, data)
+        self._resume(data)
 
     def prepared(self) -> ClientStatements:
         """What this client's statement names mean (made when first needed: most clients prepare nothing)."""

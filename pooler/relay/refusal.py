@@ -76,6 +76,15 @@ def refuse_unsent(client: ClientConn, error: Exception, unsent: bytes) -> bytes:
     return drop(client, unsent)
 
 
+def refuse_waited(client: ClientConn, error: Exception, data: bytes) -> bytes:
+    """What stands behind an expired request came before its wait began (a client that waits is not read), so
+    it has waited as long. → less than a header, still to be served."""
+    while len(data) >= 5 and not client.closing:
+        alone = data[0] in WITHOUT_SESSION
+        data = answer_alone(client, data) if alone else refuse_unsent(client, error, data)
+    return data
+
+
 def refuse_owed(client: ClientConn, error: PoolerError, server: ServerConn) -> None:
     """The session went away outside a transaction block: answer what it still owed this client."""
     said = error_message(error)

@@ -43,14 +43,14 @@ def waiting(w: World, sent: bytes) -> tuple[Client, Client]:
     return holder, client
 
 
-def in_step(w: World, holder: Client, client: Client, name: str) -> None:
+def in_step(w: World, holder: Client, client: Client, name: str, committed: list[str]) -> None:
     """The rest of what was refused is dropped, and a following query works; nothing refused has run."""
     heard = w.say(client, REST.get(name, b""))
     assert heard == ("Z:I" if name in ("half a group", "half a big bind", "group, sync later") else "")
     w.say(holder, query("commit"))
     client.take()
     assert w.say(client, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
-    assert w.sessions[0].mini.committed == ([] if name != "queries" else ["b"])
+    assert w.sessions[0].mini.committed == committed
     w.check_idle()
 
 
@@ -61,9 +61,22 @@ def test_a_wait_that_ends_by_its_deadline(name: str) -> None:
         holder, client = waiting(w, sent)
         janitor.end_late_waits(w.pool, float("inf"))
         w.settle()
-        assert client.kinds == expected
-        assert client.conn.ticket.waiting == (name == "queries"), "the next one waits in its turn"
-        in_step(w, holder, client, name)
+        assert client.kinds == (expected + " E:57014 Z:I" if name == "queries" else expected)
+        assert not client.conn.ticket.waiting, "what came with it has waited as long"
+        in_step(w, holder, client, name, [])
+
+
+def test_a_thousand_pipelined_queries_wait_for_one_deadline_together() -> None:
+    with world() as w:
+        whole = (query("insert a") + group("insert b") + SYNC) * 500
+        holder, client = waiting(w, whole + query("insert c")[:3])
+        janitor.end_late_waits(w.pool, float("inf"))
+        w.settle()
+        assert client.kinds == " ".join(["E:57014 Z:I"] * 1_000)
+        w.say(holder, query("commit"))
+        assert w.say(client, query("insert c")[3:]) == "C:INSERT 0 1 Z:I"
+        assert w.sessions[0].mini.committed == ["c"], "less than a header had come"
+        w.check_idle()
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -74,7 +87,7 @@ def test_a_wait_that_its_client_cancels(name: str) -> None:
         client.conn.cancel_wait()
         w.settle()
         assert client.kinds == expected
-        in_step(w, holder, client, name)
+        in_step(w, holder, client, name, ["b"] if name == "queries" else [])
 
 
 class FailingGrowth(Growth):
