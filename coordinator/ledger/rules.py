@@ -296,10 +296,11 @@ def _release(session: Session, command: Release, move: _Mover) -> Decision:
         return Refused(Code.CHANGED)
     if command.proof in (Proof.ABSENT, Proof.RESTARTED) and not session.pid:
         return Refused(Code.UNPROVEN, f"{command.proof} needs a recorded server process")
-    if command.proof is not Proof.NEVER_BORN:
-        return move.out(command.proof, command.actor)
-    if session.pid:
+    if command.proof is Proof.NEVER_BORN and session.pid:
         return Refused(Code.UNPROVEN, "it was born: a server process is recorded")
+    if session.pid or command.proof not in (Proof.NEVER_BORN, Proof.FENCED):
+        return move.out(command.proof, command.actor)
+    # nothing is known to have come of it: something may yet, by an owner that was only paused
     if session.abandoned:
         return move.out(command.proof, command.actor)
     if not command.exit_revision:

@@ -154,9 +154,13 @@ def test_the_owner_reaper_compares_that_the_worker_key_is_absent() -> None:
     assert decision.session.ticket == "t1"
 
 
-def test_never_born_of_a_dead_owner_compares_the_record_of_its_death() -> None:
+@pytest.mark.parametrize(("proof", "actor"), [
+    (Proof.NEVER_BORN, Actor.BACKEND_REAPER), (Proof.FENCED, Actor.FENCER)])
+def test_what_frees_a_permit_without_a_process_compares_the_record_of_its_owners_death(
+    proof: Proof, actor: Actor
+) -> None:
     unborn = session(S.UNKNOWN, pid=0, backend_start_us=0)
-    decision = on(unborn, Release(PERMIT, Proof.NEVER_BORN, Actor.BACKEND_REAPER, exit_revision=5))
+    decision = on(unborn, Release(PERMIT, proof, actor, exit_revision=5))
     assert isinstance(decision, Write)
     assert unchanged(KEYS.worker_exit("A"), 5) in decision.txn.compares
 
@@ -176,6 +180,7 @@ def test_never_born_of_a_dead_owner_compares_the_record_of_its_death() -> None:
     (session(S.UNKNOWN, pid=0), Release(PERMIT, Proof.NEVER_BORN, Actor.BACKEND_REAPER), Code.UNPROVEN),
     (session(S.UNKNOWN, pid=0), Release(PERMIT, Proof.ABSENT, Actor.BACKEND_REAPER), Code.UNPROVEN),
     (session(S.UNKNOWN, pid=0), Release(PERMIT, Proof.RESTARTED, Actor.BACKEND_REAPER), Code.UNPROVEN),
+    (session(S.UNKNOWN, pid=0), Release(PERMIT, Proof.FENCED, Actor.FENCER), Code.UNPROVEN),
     (session(S.UNKNOWN), Release(PERMIT, Proof.ABSENT, Actor.BACKEND_REAPER, seen_revision=8), Code.CHANGED),
     (session(S.UNKNOWN), Terminating(PERMIT, seen_revision=8), Code.CHANGED),
     (session(S.UNKNOWN, pid=0), Terminating(PERMIT), Code.UNPROVEN),
