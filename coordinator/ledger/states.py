@@ -84,7 +84,7 @@ MOVES: tuple[Move, ...] = (
     _move(_S.UNKNOWN, _S.RELEASED, _A.OWNER, "the owner has its proof after all", _P.UNUSED, _P.EOF),
     _move(_S.UNKNOWN, _S.RELEASED, _A.BACKEND_REAPER, "a look at the server proved it gone",
           _P.ABSENT, _P.NEVER_BORN, _P.RESTARTED),
-    _move(_S.UNKNOWN, _S.RELEASED, _A.FENCER, "its node went off (no process: its owner is dead or gave it up)",
+    _move(_S.UNKNOWN, _S.RELEASED, _A.FENCER, "its node went off (no process: its owner died or gave it up)",
           _P.FENCED),
     _move(_S.UNKNOWN, _S.RELEASED, _A.OPERATOR, "an operator attested it", _P.ATTESTED),
 )
