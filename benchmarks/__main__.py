@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.bulk import weigh
 from benchmarks.comparison import FULL, QUICK, compare
+from benchmarks.ledger import weigh_ledger
 from benchmarks.logins import storms
 from benchmarks.measure import Void
 from pooler.demo.process import PartFailed
@@ -22,6 +23,10 @@ BULK_BOUNDS: Bounds = {("highest_mib_above_idle",): ("MiB of a worker above idle
 LOGIN_BOUNDS: Bounds = {
     ("ratio", "p99_ms"): ("p99 of transactions while 1,000 log in", "<=", 1.0),
     ("ratio", "seconds"): ("time until the last is in", "<=", 3.0),
+}
+LEDGER_BOUNDS: Bounds = {
+    ("session", "more_p50_ms"): ("ms of a reservation, p50", "<=", 5.0),
+    ("at_once", "ratio"): ("64 at once beside plain puts", ">=", 0.5),
 }
 BOUNDS: Bounds = {
     ("cpu_ratio", "simple"): ("CPU per transaction, simple", "<=", 1.8),
@@ -35,9 +40,10 @@ BOUNDS: Bounds = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=["quick", "full", "bulk", "logins"],
+    parser.add_argument("name", choices=["quick", "full", "bulk", "logins", "ledger"],
                         help="quick takes under 90 seconds; bulk is about memory while much passes, logins "
-                             "about what many at once cost the transactions of others")
+                             "about what many at once cost the transactions of others, ledger about what "
+                             "a session's permit costs")
     parser.add_argument("--check", action="store_true", help="exit 1 when a bound is missed")
     arguments = parser.parse_args()
     try:
@@ -45,6 +51,8 @@ def main() -> int:
             result, bounds = weigh(_say), BULK_BOUNDS
         elif arguments.name == "logins":
             result, bounds = storms(_say), LOGIN_BOUNDS
+        elif arguments.name == "ledger":
+            result, bounds = weigh_ledger(_say), LEDGER_BOUNDS
         else:
             result, bounds = compare(QUICK if arguments.name == "quick" else FULL, _say), BOUNDS
     except (Void, PartFailed) as fault:
