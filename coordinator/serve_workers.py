@@ -16,28 +16,17 @@ import trio
 from coordinator.events import Event
 from coordinator.granting import Granting
 from coordinator.greeting import Greeter
-from coordinator.ledger.ledger import Applied, Granted, Ledger, Voided
-from coordinator.ledger.record import Kind, Permit, Session, backend_from
-from coordinator.ledger.reservation import Reserve
-from coordinator.ledger.rules import (
-    Closing,
-    Code,
-    Command,
-    Connecting,
-    Open,
-    Reassert,
-    Refused,
-    Release,
-    Unknown,
-)
-from coordinator.ledger.states import Actor, Proof
+from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.record import Permit, Session
+from coordinator.ledger.rules import Code
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded, name_of
-from coordinator.link_values import parse_permit, permit_list
+from coordinator.link_values import permit_list
 from coordinator.ordinals import Ordinals
 from coordinator.registry import Introduction, Local, Registry
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View, Views
+from coordinator.worker_permits import WorkerPermits
 
 ASK_WORKER_TIMEOUT_SECONDS = 5.0
 FORGET_AT_RECEIPTS = 32
@@ -117,9 +106,8 @@ class _Peer:
         self._local: Local | None = None
         self._greeted = trio.Event()
         operations: tuple[Handler, ...] = (
-            self.hello, self.heartbeat, self.reserve, self.void, self.connecting, self.open, self.closing,
-            self.release, self.unknown, self.reassert, self.epoch_ack, self.cancel, self.cancel_any,
-            self.fleet, self.ledger_rows,
+            self.hello, self.heartbeat, self.epoch_ack, self.cancel, self.cancel_any, self.fleet,
+            self.ledger_rows, *WorkerPermits(server, self._worker).operations(),
         )
         self._link = Link(stream, {name_of(each): guarded(each) for each in operations})
 
@@ -197,96 +185,6 @@ class _Peer:
         await self._server.registry.acknowledge(self._worker(), args["db"], args["epoch"])
         return {}
 
-    # ---- permits
-
-    async def reserve(self, args: Args) -> Args:
-        local, db = self._worker(), args["db"]
-        if self._server.greeter.is_lost(db):
-            raise LinkRefused(Code.LEDGER_LOST, "the ledger is lost: nobody grows until it is rebuilt")
-        ask = Reserve(
-            request_id=args["request_id"], kind=Kind(args["kind"]), dbname=args["dbname"], user=args["user"],
-            pool=args.get("pool") or "", seats=args["seats"], owner=local.boot_id, host=self._server.host)
-        outcome = await self._server.granting.reserve(local, db, ask, args["wait_seconds"])
-        if isinstance(outcome, Granted):
-            return {"permit": permit_list(outcome.permit), "epoch": outcome.epoch,
-                    "address": outcome.address, "tag": outcome.tag}
-        raise LinkRefused(outcome.code, outcome.detail)
-
-    async def void(self, args: Args) -> Args:
-        local, db = self._worker(), args["db"]
-        outcome = await self._ledger(db).void(args["request_id"], local.boot_id)
-        if not isinstance(outcome, Voided):
-            raise LinkRefused(outcome.code, outcome.detail)
-        if outcome.given_back is not None:
-            self._server.drop(local, db, outcome.given_back)
-        else:
-            await self._give_back_without_receipt(local, db, args["request_id"])
-        return {}
-
-    async def _give_back_without_receipt(self, local: Local, db: str, request_id: str) -> None:
-        """A worker paused past its lease gives up what it had been granted: the receipt went with the lease,
-        and the slot stands. Raises LinkRefused: say it again."""
-        granted = local.requests.get(request_id)
-        if granted is None or granted[0] != db:
-            return
-        outcome = await self._ledger(db).apply(
-            Release(granted[1], Proof.UNUSED, Actor.OWNER, observer=local.boot_id))
-        if isinstance(outcome, Refused) and outcome.code != Code.GONE:
-            raise LinkRefused(outcome.code, outcome.detail)
-        self._server.drop(local, db, granted[1])
-
-    async def connecting(self, args: Args) -> Args:
-        return await self._command(args, Connecting(parse_permit(args["permit"])))
-
-    async def open(self, args: Args) -> Args:
-        backend = backend_from(args["backend"])
-        if backend is None:
-            raise ValueError("an open session without a backend")
-        command = Open(parse_permit(args["permit"]), args["pid"], args["backend_start_us"], backend)
-        return await self._command(args, command)
-
-    async def closing(self, args: Args) -> Args:
-        return await self._command(args, Closing(parse_permit(args["permit"])))
-
-    async def unknown(self, args: Args) -> Args:
-        return await self._command(args, Unknown(parse_permit(args["permit"]), bool(args.get("abandoned"))))
-
-    async def reassert(self, args: Args) -> Args:
-        return await self._command(args, Reassert(parse_permit(args["permit"]), bool(args.get("closing"))))
-
-    async def release(self, args: Args) -> Args:
-        """Idempotent: a second release finds nothing, changes nothing, and says so."""
-        local, db, permit = self._worker(), args["db"], parse_permit(args["permit"])
-        release = Release(permit, Proof(args["proof"]), Actor.OWNER, observer=local.boot_id)
-        self._heard(local, db, permit)
-        outcome = await self._ledger(db).apply(release)
-        if isinstance(outcome, Applied):
-            _log.debug(Event.PERMIT_RELEASED, database=db, permit=str(permit), proof=args["proof"],
-                       owner=local.boot_id, observer=local.boot_id)
-            self._server.drop(local, db, permit)
-            return {"released": True}
-        if outcome.code is Code.GONE:
-            self._server.drop(local, db, permit)
-            return {"released": False}
-        raise LinkRefused(outcome.code, outcome.detail)
-
-    async def _command(self, args: Args, command: Command) -> Args:
-        local, db = self._worker(), args["db"]
-        self._heard(local, db, command.permit)
-        outcome = await self._ledger(db).apply(command)
-        if isinstance(outcome, Refused):
-            if outcome.code is Code.GONE:
-                self._server.drop(local, db, command.permit)
-            raise LinkRefused(outcome.code, outcome.detail)
-        return {}
-
-    def _heard(self, local: Local, db: str, permit: Permit) -> None:
-        """It has the answer to the request that this permit came from: the receipt may go."""
-        for request_id, granted in tuple(local.requests.items()):
-            if granted == (db, permit):
-                del local.requests[request_id]
-                local.answered.setdefault(db, set()).add(request_id)
-
     # ---- for the whole fleet
 
     async def cancel(self, args: Args) -> Args:
@@ -334,15 +232,12 @@ class _Peer:
     async def ledger_rows(self, args: Args) -> Args:
         return {"rows": await self._server.rows()}
 
-    # ---- who is asking, of what
+    # ---- who is asking
 
     def _worker(self) -> Local:
         if self._local is None:
             raise LinkRefused("no_hello", "say hello first")
         return self._local
-
-    def _ledger(self, db: str) -> Ledger:
-        return self._server.ledgers[db]
 
 
 def _notify(link: Link, op: str, **args: Any) -> None:
