@@ -47,7 +47,7 @@ def compare(plan: Plan, say: Say) -> dict[str, Any]:
         say(f"bytes per idle client: {idle['ours']} ours, {idle['peer']} peer")
         runs = {mode: _pair(sides, mode, CPU_CLIENTS, plan.repeats, plan.cpu_seconds, say) for mode in MODES}
         speed = _pair(sides, "simple", SPEED_CLIENTS, plan.speed_repeats, plan.speed_seconds, say)
-        etcd = _etcd_requests(sides, plan.speed_seconds)
+        etcd = etcd_requests(sides, plan.speed_seconds)
         config = sides.fleet.config.read_text()
         peer_config = sides.peers["transaction"].file.read_text()
     return {
@@ -88,7 +88,7 @@ def _bytes_per_idle(target: Target, pids: set[int], count: int) -> int:
             return round((resident_bytes(pids) - before) / count)
 
 
-def _etcd_requests(sides: Sides, seconds: float) -> dict[str, float]:
+def etcd_requests(sides: Sides, seconds: float) -> dict[str, float]:
     """By etcd's own counters, keep-alives and watches aside: those of a run less those of an idle time as
     long (the coordinator reads epoch and policy by the clock, load or not). Under one in 2,000 is none."""
     pids = sides.fleet_pids()

@@ -17,8 +17,10 @@ from typing import Any
 
 import trio
 
+from benchmarks.comparison import etcd_requests
 from benchmarks.ledger_host import DB, BenchWorker, coordinator, make_spec
 from benchmarks.measure import cpu_seconds, now
+from benchmarks.sides import both_sides
 from coordinator.ledger.keys import FleetKeys
 from coordinator.link import Args
 from coordinator.store.api import Put, Txn
@@ -33,6 +35,7 @@ AT_ONCE = 64
 PERMITS = 2 * AT_ONCE
 SESSIONS = 150  # opened one after another, with and without a reservation
 ROUNDS = 40  # of AT_ONCE
+STEADY_SECONDS = 5.0
 LIVES = 4  # of AT_ONCE permits, for the costs of each operation
 DBNAME, USER, MONITOR, PASSWORD = "bench", "bench_app", "bench_monitor", "bench-password"
 
@@ -57,18 +60,20 @@ class Scene:
 
 def weigh_ledger(say: Say) -> dict[str, Any]:
     """The result document. Raises PartFailed when a part is missing."""
-    return trio.run(_weigh, say)
+    began = now()
+    with both_sides(1) as sides:
+        steady = etcd_requests(sides, STEADY_SECONDS)
+    say(f"{steady['per_transaction']:g} requests to etcd per transaction, of {steady['transactions']}")
+    return {"steady": steady, **trio.run(_weigh, say), "workers": WORKERS, "seconds": round(now() - began, 1)}
 
 
 async def _weigh(say: Say) -> dict[str, Any]:
-    began = now()
     async with _scene() as scene:
-        found = {
+        return {
             "session": await _sessions(scene, say),
             "at_once": await _at_once(scene, say),
             "operations": await _operations(scene, say),
         }
-    return {**found, "workers": WORKERS, "seconds": round(now() - began, 1)}
 
 
 # ---- one after another, and many at once
