@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.fuzz import REPLAYED, fuzz, replay
+from chaos.ledger import ledger
 from chaos.outcome import Outcome
 from chaos.storm import storm
 from pooler.demo import judge
 from pooler.demo.process import PartFailed
 
 Scenario = Callable[[int, float, Callable[[str], None]], Outcome]
-SCENARIOS: dict[str, Scenario] = {"storm": storm, "fuzz": fuzz}
+SCENARIOS: dict[str, Scenario] = {"storm": storm, "fuzz": fuzz, "ledger": ledger}
 
 
 def main() -> int:

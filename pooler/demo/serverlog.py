@@ -21,6 +21,8 @@ _AUTHORIZED = re.compile(
     r"^(?P<walsender>replication )?connection authorized: user=(?P<user>\S+)"
     r"(?: database=(?P<database>\S+))?(?: application_name=(?P<application>.*?))?(?: SSL enabled.*)?$"
 )
+# the postmaster's own words when no session of before is left: after a crash, or at its start
+_ALL_GONE = re.compile(r"^(all server processes terminated; reinitializing|starting PostgreSQL )")
 TOO_MANY_CONNECTIONS = "53300"
 
 
@@ -72,7 +74,10 @@ def sessions_from_log(path: Path) -> list[Interval]:
     for number, match in _lines(path):
         pid, text = int(match["pid"]), match["text"]
         at = datetime.fromisoformat(match["at"])
-        if text.startswith("connection received:"):
+        if _ALL_GONE.match(text):
+            done += [each.ended(pid, at, number) for pid, each in open_now.items() if each.authorized]
+            open_now.clear()
+        elif text.startswith("connection received:"):
             _forget(open_now, pid, done)
             open_now[pid] = _Opening(at, number)
         elif pid in open_now:

@@ -164,3 +164,15 @@ def test_the_log_gives_refused_ended_and_open_sessions_and_reused_pids(tmp_path:
     assert found[0].application_name == "a|b c"
     assert overlap_max(found)[0] == 2
     assert [each.pid for each in refusals_from_log(path)] == [11]
+
+
+@pytest.mark.parametrize("last_word", [
+    "all server processes terminated; reinitializing", "starting PostgreSQL 18.6 on x86_64-pc-linux-gnu"])
+def test_sessions_that_a_crash_took_without_a_word_have_ended(tmp_path: Path, last_word: str) -> None:
+    path = tmp_path / "log"
+    before, after = LOG.splitlines()[2:4], LOG.splitlines()[8:10]
+    gone = f"2030-01-01 12:00:00.007 UTC|1|00000||||LOG:  {last_word}"
+    path.write_text("\n".join([*before, gone, *after]) + "\n")
+    found = sessions_from_log(path)
+    assert [(each.pid, each.start_line, each.end_line) for each in found] == [(11, 0, 2), (10, 3, None)]
+    assert overlap_max(found)[0] == 1
