@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from coordinator.alerts import SHOWN_MAX, Alert
 from coordinator.events import Event
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import LedgerState, UnknownSchema
@@ -56,6 +57,7 @@ class Figures:
         self, *, leading: bool, workers_linked: int, waiting: Mapping[str, int],
         unknown_age_seconds: Mapping[str, float], unknown_old: Mapping[str, int],
         released: Mapping[str, int], requests: Mapping[str, int], no_room: Sequence[str] = (),
+        alerts: Sequence[tuple[Alert, float]] = (),
     ) -> None:
         self.leading = leading
         self.workers_linked = workers_linked
@@ -65,6 +67,7 @@ class Figures:
         self.released = released
         self.requests = requests
         self.no_room = no_room
+        self.alerts = alerts  # with their ages in seconds
 
 
 class _Scrape(Collector):
@@ -107,6 +110,19 @@ class _Scrape(Collector):
                   {db: view.epoch.number for db, view in self._views.items() if view.epoch})
         yield self._permits()
         yield self._slots()
+        yield self._alerts()
+
+    def _alerts(self) -> Metric:
+        """The oldest ones: what is wrong with which permit, whose it is."""
+        family = GaugeMetricFamily(
+            "pooler_session_alert_age_seconds",
+            "Permits that are stuck, leaked or checked out for too long: of this host's workers, and at the "
+            "leader of those nobody else watches", labels=("alert", "database", "permit", "owner", "host",
+                                                           "pid", "tenant"))
+        for each, age in sorted(self._figures.alerts, key=lambda pair: -pair[1])[:SHOWN_MAX]:
+            family.add_metric((str(each.what), each.db, str(each.permit), each.owner, each.host,
+                               str(each.pid), each.tenant), age)
+        return family
 
     def _permits(self) -> Metric:
         family = GaugeMetricFamily(
@@ -139,6 +155,15 @@ def _by(
     return family
 
 
+def make_scrape(
+    figures: Figures, views: Mapping[str, View], held: Mapping[str, LedgerSnapshot]
+) -> bytes:
+    """/metrics in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Scrape(figures, views, held))
+    return generate_latest(registry)
+
+
 Page = Callable[[Request], Awaitable[Response]]
 
 
@@ -160,9 +185,8 @@ def make_app(shown: Shown, token: str | None = None) -> Starlette:
                     held[db] = await ledger.snapshot()
                 except (StoreUnavailable, StoreUnknown, UnknownSchema, ValueError):
                     continue  # pooler_ledger_reachable says so
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Scrape(shown.figures(), shown.views_now(), held))
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        text = make_scrape(shown.figures(), shown.views_now(), held)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def ledger(request: Request) -> Response:
         try:

@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from coordinator import inspect
-from coordinator.alerts import Watchlist
+from coordinator.alerting import tell
+from coordinator.alerts import Alert, Told, Watchlist, unwatched
 from coordinator.epoch import EpochEntry, abandoned_drain, end_abandoned, is_promoted
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
@@ -46,7 +47,13 @@ class OwnerReaper:
         self._alert_after_us = alert_after_us
         self._now_us = now_us
         self._watchlists = {db: Watchlist() for db in ledgers}
+        self._told = {db: Told() for db in ledgers}
         self.on_unknown: list[Callable[[str, Session], None]] = []
+
+    @property
+    def standing(self) -> tuple[Alert, ...]:
+        """Every alert that stands of permits that no other coordinator watches."""
+        return tuple(each for told in self._told.values() for each in told.standing.values())
 
     async def mark(self, db: str, snapshot: LedgerSnapshot, fence: Compare, clock_us: int) -> None:
         """Everything that `snapshot` calls for; `clock_us` is our monotonic clock.
@@ -110,10 +117,11 @@ class OwnerReaper:
                 _log.info(Event.WORKER_FORGOTTEN, worker=boot_id)
 
     def _alert(self, db: str, snapshot: LedgerSnapshot, clock_us: int) -> None:
-        for session, age_us in self._watchlists[db].look(snapshot, clock_us, self._alert_after_us):
-            _log.error(Event.PERMIT_STUCK, database=db, permit=str(session.permit), state=str(session.state),
-                       owner=session.owner, host=session.host, pid=session.pid, ticket=session.ticket,
-                       age_seconds=age_us / 1_000_000)
+        alerts = self._watchlists[db].look(db, unwatched(snapshot), clock_us, self._alert_after_us)
+        if alerts:
+            doing = inspect.read_activities(self._run_dir)
+            alerts = [each.told_by(doing.get((db, each.permit))) for each in alerts]
+        tell(self._told[db], alerts, clock_us)
 
     def _tell(self, db: str, session: Session) -> None:
         for listener in self.on_unknown:

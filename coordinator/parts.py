@@ -15,6 +15,8 @@ import structlog
 import trio
 
 from coordinator import commands, inspect
+from coordinator.alerting import Alerting
+from coordinator.alerts import Alert
 from coordinator.deaths import bury_earlier_boots
 from coordinator.election import Election, Leader
 from coordinator.events import Event
@@ -82,6 +84,10 @@ class Coordinator:
             store, self.keys, self.ledgers, self.views, looker, spec=spec, now_us=now_us)
         self.reconciler.owners.on_unknown.append(self.workers.became_unknown)
         self.reconciler.backends.on_released.append(self.workers.was_released)
+        self.alerting = Alerting(
+            store, self.views, self.registry, host=spec.host, run_dir=Path(spec.run_dir),
+            ttl_seconds=spec.lease_ttl_seconds, clock_us=self.reconciler.backends.clock_us)
+        self.workers.on_report.append(self.alerting.reported)
         self.room = Room(looker, databases, self.views_now)
         self.views.on_change.append(self.room.heard)
         self._incomplete = trio.Event()
@@ -98,6 +104,7 @@ class Coordinator:
             nursery.start_soon(self.granting.run)
             nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.election.run, self._lead)
+            nursery.start_soon(self.alerting.run)
             nursery.start_soon(self._sweep_tables)
             nursery.start_soon(self._bury_commands)
             nursery.start_soon(self._bury_earlier_boots)
@@ -146,8 +153,14 @@ class Coordinator:
             waiting=self.granting.waiting(), released=backends.released,
             unknown_age_seconds={db: (now - at) / 1_000_000 if at else 0.0 for db, at in since.items()},
             unknown_old=backends.unknown_old if leading else {}, no_room=tuple(self.room.crowded),
-            requests=getattr(self.store, "requests", {}),
+            requests=getattr(self.store, "requests", {}), alerts=self._alerts(),
         )
+
+    def _alerts(self) -> list[tuple[Alert, float]]:
+        """Every alert that this coordinator has told, with its age."""
+        now = self.reconciler.backends.clock_us()
+        rest = self.reconciler.owners.standing if self.election.leading else ()
+        return [(each, each.age_seconds(now)) for each in (*self.alerting.standing, *rest)]
 
     async def rows(self) -> list[dict[str, Any]]:
         """Every permit of every ledger. Raises StoreUnavailable."""

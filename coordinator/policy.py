@@ -101,7 +101,8 @@ class Policy:
             "poolMode": self.pool_mode,
             "executionClasses": {
                 name: {"permits": each.permits, "maxQueue": each.max_queue,
-                       "queueDeadlineSeconds": each.queue_deadline_seconds}
+                       "queueDeadlineSeconds": each.queue_deadline_seconds,
+                       "transactionLimitSeconds": each.transaction_limit_seconds}
                 for name, each in self.classes.items()
             },
         }

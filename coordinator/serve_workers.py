@@ -59,6 +59,7 @@ class WorkerServer:
         self.ttl_seconds = ttl_seconds
         self.rows = rows
         self.on_hello: list[Callable[[], None]] = []
+        self.on_report: list[Callable[[Local, Args], None]] = []
         views.on_change.append(self._tell)
 
     async def serve(self, stream: trio.abc.Stream) -> None:
@@ -158,8 +159,11 @@ class _Peer:
         }
 
     async def heartbeat(self, args: Args) -> Args:
-        """Renews the lease. False: hello is to be said again, which settles everything once etcd answers."""
+        """Renews the lease. False: hello is to be said again, which settles everything once etcd answers.
+        Once a lease cycle it tells what its pools hold."""
         local, server = self._worker(), self._server
+        for listener in server.on_report if "late" in args else ():
+            listener(local, args)
         if local.exited or not server.views.reachable or not local.settled:
             return {"alive": False}
         try:

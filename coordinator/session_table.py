@@ -107,6 +107,13 @@ def encode_who(tenant: str, class_: str, client: str, ticket_name: str = "") -> 
     return crc32(body[4:]).to_bytes(4, "little") + body[4:]
 
 
+def decode_who(who: bytes) -> tuple[str, str, str, str]:
+    """(tenant, class, client, ticket name) of what `encode_who` made."""
+    _, *texts = _WHO.unpack(who)
+    tenant, class_, client, ticket_name = map(_text, texts)
+    return tenant, class_, client, ticket_name
+
+
 _NOBODY = encode_who("", "", "")
 
 
@@ -381,9 +388,8 @@ def _decode_activity(raw: bytes, clock_offset_us: int) -> Doing | None:
         return Doing(Activity.IDLE)
     if state != _BUSY or ticket_id == 0 or since_us == 0:
         return None
-    _, tenant, class_, client, ticket_name = _WHO.unpack(who)
-    texts = (_text(ticket_name), _text(tenant), _text(class_), _text(client))
-    return Doing(Activity.BUSY, ticket_id, *texts, since_us + clock_offset_us)
+    tenant, class_, client, ticket_name = decode_who(who)
+    return Doing(Activity.BUSY, ticket_id, ticket_name, tenant, class_, client, since_us + clock_offset_us)
 
 
 def _text(raw: bytes) -> str:

@@ -155,10 +155,12 @@ class Session(Record):
     abandoned: bool = False
     terminating: bool = False
     ticket: str = ""
+    tenant: str = ""  # of that ticket, where its worker's table told
     state_since_us: int = 0  # shown, never compared
     machine: str = ""  # of its owner, and which start of that machine: a later one proves the owner dead
     kernel_boot: str = ""
     pool: str = ""  # whose seats it has one of, where several pools have sessions of one role in one database
+    siblings: tuple[int, ...] = ()  # slots of its kind that were granted with it, under the same generation
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
@@ -176,6 +178,7 @@ class Session(Record):
         values["kind"] = Kind(values["kind"])
         values["state"] = SessionState(values["state"])
         values["backend"] = backend_from(values.get("backend"))
+        values["siblings"] = tuple(values.get("siblings") or ())
         return cls(**values)
 
     def moved(self, state: SessionState, now_us: int, **changes: Any) -> Session:
@@ -325,6 +328,7 @@ class Epoch(Record):
     reason: str
     drain_timeout_seconds: float = 0.0  # while DRAINING: after this the busy sessions are cancelled
     target: Backend | None = None  # while DRAINING: which server the command promotes
+    failover: bool = False  # its predecessor may have sessions yet that no proof ended: see failoverPermits
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -340,14 +344,31 @@ class Epoch(Record):
 
 @dataclass(frozen=True, slots=True)
 class Alias(Record):
-    """`policy/<db>/alias`: which policy generation grants."""
+    """`policy/<db>/alias`: which policy generations grant.
+
+    `shadow` decides beside the active one, and grants `takeover_fraction` of the requests itself. `previous`
+    was active before. Under `withdrawn` nothing is granted any more, and its sessions are given up; if that
+    is the active one, `previous` grants meanwhile. 0: none.
+    """
 
     name: ClassVar[str] = "alias"
 
     active: int
     shadow: int = 0
     takeover_fraction: float = 0.0
+    previous: int = 0
+    withdrawn: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def granting(self) -> int:
+        """The generation that grants whatever no takeover takes; 0: none."""
+        return self.previous if self.active and self.active == self.withdrawn else self.active
+
+    @property
+    def taking_over(self) -> int:
+        """The generation that grants a fraction of the requests beside that one; 0: none."""
+        return self.shadow if self.takeover_fraction > 0 and self.shadow != self.withdrawn else 0
 
 
 @dataclass(frozen=True, slots=True)

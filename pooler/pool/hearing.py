@@ -18,6 +18,7 @@ from pooler.pool.holdings import Holdings, Verdict, plain
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Uplink
 from pooler.pool.recovering import named as _permit
+from pooler.pool.telling import tell_cycle
 
 log = structlog.get_logger()
 
@@ -65,6 +66,10 @@ class Hearing:
         view = view.after(self._ledgers.get(view.db))
         self._ledgers[view.db] = view
         self._holder.ledger_changed(view)
+
+    def cycle(self) -> Args:
+        """See Listener."""
+        return tell_cycle(self._holdings, self._holder)
 
     def is_whole(self, db: str) -> bool:
         """What is missing in this ledger is really gone."""

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from coordinator.ledger.record import Living, Permit
 from pooler.pool.ledger_view import LedgerView
+
+
+@dataclass(frozen=True, slots=True)
+class LateCheckout:
+    """A session that a client has had for longer than the policy lets a transaction last."""
+
+    db: str
+    permit: Permit
+    pid: int
+    tenant: str
+    age_us: int
+    limit_seconds: float
 
 
 class Holder(Protocol):
@@ -19,6 +32,12 @@ class Holder(Protocol):
 
     def move(self, db: str, permit: Permit, new: Permit) -> None:
         """Its session stands under another permit from now on."""
+
+    def pooled(self) -> set[tuple[str, Permit]]:
+        """Every permit whose session one of this worker's pools has, or a replication connection."""
+
+    def late_checkouts(self) -> list[LateCheckout]:
+        """Sessions whose client is past the transaction limit of its class, the latest first."""
 
     def close_now(self, db: str, permit: Permit) -> None:
         """The ledger no longer has the permit: close the socket at once, serve nobody with it."""

@@ -88,6 +88,10 @@ class Holdings:
         return [held for held in self._held.values()
                 if held.state is SessionState.UNKNOWN and not held.ending]
 
+    def all(self) -> list[Held]:
+        """Every permit."""
+        return list(self._held.values())
+
     def of(self, db: str) -> list[Held]:
         """Every permit of this ledger."""
         return [held for held in self._held.values() if held.db == db]

@@ -53,6 +53,9 @@ class Listener(Protocol):
     def cut_off(self) -> None:
         """The link was lost."""
 
+    def cycle(self) -> Args:
+        """What a heartbeat tells once a lease cycle."""
+
 
 class Uplink:
     """The link of now, if there is one."""
@@ -211,11 +214,14 @@ class Uplink:
         self._listener.heard(answer)
 
     async def _beat(self, link: Link) -> None:
+        beats = 0
         while True:
             await trio.sleep(self._ttl_seconds / 3)  # noqa: TID251 - a heartbeat is made of time
             sent = trio.current_time()
+            beats += 1
+            word = self._listener.cycle() if beats % 3 == 0 else {}  # once a lease cycle
             with trio.fail_after(self._ttl_seconds):
-                answer = await link.call("heartbeat")
+                answer = await link.call("heartbeat", **word)
             if answer["alive"]:
                 self._lease_until = sent + self._ttl_seconds
             else:

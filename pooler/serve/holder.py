@@ -12,9 +12,11 @@ import trio
 
 from coordinator.ledger.record import Living, Permit
 from pooler.observe.events import Event
+from pooler.pool.holder import LateCheckout
 from pooler.pool.ledger_view import LedgerView
 from pooler.relay.cancel import cancel_for
 from pooler.relay.turns import Turns
+from pooler.serve import checkouts
 from pooler.serve.registry import Registry
 
 CANCELS_AT_ONCE = 64  # connections to servers
@@ -39,6 +41,14 @@ class WorkerHolder:
         if server is None:
             return self._registry.replication(db, permit) is not None
         return not server.closing
+
+    def pooled(self) -> set[tuple[str, Permit]]:
+        """Every permit whose session one of this worker's pools has, or a replication connection."""
+        return checkouts.pooled(self._registry)
+
+    def late_checkouts(self) -> list[LateCheckout]:
+        """Sessions whose client is past the transaction limit of its class, the latest first."""
+        return checkouts.late_checkouts(self._registry)
 
     def sessions(self, db: str) -> list[Living]:
         """Every session of this ledger whose socket is open and that is not being closed."""

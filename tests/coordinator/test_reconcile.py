@@ -10,12 +10,12 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from coordinator.ledger.record import EpochState, Permit
+from coordinator.ledger.record import COMMAND_INDEX, EpochState, Permit, Worker
 from coordinator.ledger.states import SessionState
 from coordinator.session_table import SessionTable, encode_who, table_path
-from coordinator.store.api import Compare, Field
+from coordinator.store.api import Compare, Field, Put
 from tests.coordinator.stage import DB, NO_FENCE, TTL_SECONDS, Server, Stage, row, stage
-from tests.ledger.ground import BACKEND, FLEET, KEYS, TAG, ask, epoch, record_exit, register, session
+from tests.ledger.ground import BACKEND, FLEET, KEYS, TAG, ask, epoch, record_exit, register, session, write
 
 
 async def hold(on: Stage, *, slot: int = 0, pid: int = 42, owner: str = "dead", **changes: object) -> Permit:
@@ -237,7 +237,8 @@ async def test_a_permit_that_stays_unknown_or_closing_is_alerted_once_within_two
     tmp_path: Path, clock: MockClock, state: SessionState
 ) -> None:
     async with stage(tmp_path) as on:
-        register(on.keyspace, "slow")
+        command = Worker("slow", COMMAND_INDEX, 0, "host", "m", "k", 1, 2)  # it has no coordinator
+        write(on.keyspace, Put(KEYS.worker("slow"), command.encode(), on.keyspace.grant()))
         on.eyes.server.rows = [row(42, 5_000)]
         held = session(state, owner="slow")
         await on.put(KEYS.session(held.kind, 0), held.encode())

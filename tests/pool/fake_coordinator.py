@@ -162,6 +162,7 @@ class FakeCoordinator:
         self.fault: Callable[[str, int], str | None] = lambda op, nth: None
         self.heard: list[str] = []
         self.hellos: list[Args] = []
+        self.beats: list[Args] = []
         self.links: list[Link] = []
         self.state = "ACTIVE"
         self.registers = True  # False: etcd is away
@@ -238,6 +239,7 @@ class FakeCoordinator:
                 raise self.answers[op]
             return self.answers[op]
         if op == "heartbeat":
+            self.beats.append(args)
             return {"alive": self.alive}
         if op == "ledger_rows":
             return {"rows": []}

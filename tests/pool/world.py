@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from coordinator.ledger.record import Living, Permit
+from pooler.pool.holder import LateCheckout
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
 from pooler.pool.opener import OpenPlan
@@ -32,9 +33,16 @@ class FakeHolder:
     cancelled: list[bytes] = field(default_factory=list)
     open: list[Living] = field(default_factory=list)
     moved: list[tuple[Permit, Permit]] = field(default_factory=list)
+    late: list[LateCheckout] = field(default_factory=list)
 
     def holds(self, db: str, permit: Permit) -> bool:
         return (db, permit) in self.held
+
+    def pooled(self) -> set[tuple[str, Permit]]:
+        return set(self.held)
+
+    def late_checkouts(self) -> list[LateCheckout]:
+        return self.late
 
     def sessions(self, db: str) -> list[Living]:
         return [each for each in self.open if (db, each.permit) in self.held]
