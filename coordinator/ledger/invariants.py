@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.ledger.keys import DbKeys
+from coordinator.ledger.limits import Limits
 from coordinator.ledger.proofs import Row
 from coordinator.ledger.record import Kind, Permit, Session
-from coordinator.ledger.reservation import Limits
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import Actor, IllegalMove, Proof, SessionState, find_move
 

@@ -17,9 +17,10 @@ from dataclasses import replace
 from coordinator.ledger.access import Access, Memory, Seen, first
 from coordinator.ledger.answers import Applied, Granted, Voided
 from coordinator.ledger.keys import DbKeys, FleetKeys, only
+from coordinator.ledger.limits import Limits, limits_of_policy
 from coordinator.ledger.record import Kind, Permit
 from coordinator.ledger.requests import Requests
-from coordinator.ledger.reservation import Limits, Reserve, limits_of_policy
+from coordinator.ledger.reservation import Reserve
 from coordinator.ledger.rules import (
     Already,
     Code,

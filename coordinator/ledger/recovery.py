@@ -91,7 +91,7 @@ def plan_living(
         state=SessionState.OPEN, owner=owner, host=host, dbname=living.dbname, user=living.user,
         pool=living.pool, seat=seat,
         request_id=receipt_name(snapshot.head, *living.process),
-        epoch=living.epoch, policy_generation=snapshot.alias.active if snapshot.alias else 0,
+        epoch=living.epoch, policy_generation=snapshot.alias.granting if snapshot.alias else 0,
         backend=living.backend, pid=living.pid, backend_start_us=living.backend_start_us,
         state_since_us=now_us, machine=worker.worker.machine_id, kernel_boot=worker.worker.kernel_boot_id)
     return _made(session, keys, (registered, unchanged(keys.ledger(), head_revision)), worker.lease)
@@ -112,7 +112,7 @@ def plan_shown(
         state=SessionState.UNKNOWN, owner=NOBODY, host="", dbname=row.dbname or "", user=row.user or "",
         seat=-1, request_id=receipt_name(head, row.pid, row.backend_start_us or 0),
         epoch=snapshot.epoch.number if snapshot.epoch else 0,
-        policy_generation=snapshot.alias.active if snapshot.alias else 0, backend=backend, pid=row.pid,
+        policy_generation=snapshot.alias.granting if snapshot.alias else 0, backend=backend, pid=row.pid,
         backend_start_us=row.backend_start_us or 0, state_since_us=now_us)
     return _made(session, keys, (unchanged(keys.ledger(), head_revision),), 0)
 

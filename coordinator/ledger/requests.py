@@ -12,10 +12,10 @@ from dataclasses import replace
 from coordinator.ledger.access import Access
 from coordinator.ledger.answers import Applied, Granted, Voided
 from coordinator.ledger.keys import DbKeys, only
+from coordinator.ledger.limits import Limits, limits_for
 from coordinator.ledger.record import Alias, Kind, LedgerHead, Permit, Receipt, Session, Worker
 from coordinator.ledger.reservation import (
     Grounds,
-    Limits,
     Plan,
     Repeated,
     Reserve,
@@ -49,7 +49,7 @@ class Requests:
         self._limits_of = limits_of
         self._remember = remember
         self._apply = apply
-        self._limits: tuple[int, Limits] | None = None  # of which generation
+        self._limits: dict[int, Limits] = {}  # of the generations that grant: they never change
         self._grounds: dict[tuple[Kind, str, str], Grounds] = {}
         self._busy_slots: set[tuple[Kind, int]] = set()
         self._busy_seats: set[tuple[str, str, int]] = set()
@@ -102,7 +102,7 @@ class Requests:
     def forget_grounds(self) -> None:
         """Another ledger stands where that one was: what was read of it says nothing."""
         self._grounds.clear()
-        self._limits = None
+        self._limits.clear()
 
     async def void(self, request_id: str, owner: str, kind: Kind = Kind.MAIN) -> Voided | Refused:
         """Give a request up: after Voided it takes nothing, and what it had taken is given back as `unused`.
@@ -177,7 +177,15 @@ class Requests:
         grounds = self._grounds.get((ask.kind, ask.seats_of, ask.user))
         if grounds is None or grounds.worker is None or grounds.worker.key != self._keys.worker(ask.owner):
             return None
-        return replace(grounds, receipt=None)
+        return replace(grounds, receipt=None) if self._decides(ask, grounds) else None
+
+    def _decides(self, ask: Reserve, grounds: Grounds) -> bool:
+        """Whether they have the limits of the generation that grants this request."""
+        if grounds.alias is None:
+            return False
+        alias = Alias.decode(grounds.alias.value)
+        known = {0, alias.granting, alias.taking_over} <= {0, *self._limits}
+        return known and limits_for(alias, ask.request_id, ask.kind, self._limits) == grounds.limits
 
     async def _plan(
         self, ask: Reserve, grounds: Grounds | None
@@ -187,13 +195,13 @@ class Requests:
             plan = self._plan_on(ask, grounds)
             if isinstance(plan, Plan):
                 return grounds, plan
-        (generation, limits), turn = await self._read_limits(), 0
+        (alias, limits), turn = await self._read_limits(ask), 0
         while True:
             window = window_at(self._keys, ask.kind, limits.of(ask.kind), self._home, turn)
             outcome = await self._access.ask(reading(*grounds_reads(ask, self._keys, limits, window)))
             grounds = grounds_from(outcome.reads, limits, window)
-            if _generation(grounds.alias) != generation:  # the policy changed between the two reads
-                (generation, limits), turn = await self._read_limits(), 0
+            if _mod(grounds.alias) != alias:  # the policy changed between the two reads
+                (alias, limits), turn = await self._read_limits(ask), 0
                 continue
             plan = self._plan_on(ask, grounds)
             full = isinstance(plan, Refused) and plan.code is Code.FULL and not grounds.beyond
@@ -224,7 +232,6 @@ class Requests:
         """Fresh grounds out of the failure branch; None if the policy changed and all must be read anew."""
         fresh = grounds_from(outcome.reads, grounds.limits, grounds.window)
         if _mod(fresh.alias) != _mod(grounds.alias):
-            self._limits = None
             return None
         self._grounds[ask.kind, ask.seats_of, ask.user] = fresh
         return fresh
@@ -262,18 +269,19 @@ class Requests:
             return answer
         return Voided(permit if isinstance(answer, Applied) else None)
 
-    async def _read_limits(self) -> tuple[int, Limits]:
-        """The active policy's generation and its limits; none published: 0 and no slots."""
-        alias = await self._access.read(only(self._keys.alias()))
-        generation = _generation(alias[0])
-        if self._limits is None or self._limits[0] != generation:
-            policy = await self._access.read(only(self._keys.policy(generation)))
-            self._limits = (generation, self._limits_of(policy[0].value) if policy[0] else Limits(0))
-        return self._limits
-
-
-def _generation(alias: Entry | None) -> int:
-    return Alias.decode(alias.value).active if alias else 0
+    async def _read_limits(self, ask: Reserve) -> tuple[int, Limits]:
+        """The revision of the alias, and the limits of the generation that grants this request; none
+        published: 0 and no slots."""
+        entry, = await self._access.read(only(self._keys.alias()))
+        if entry is None:
+            return 0, Limits(0)
+        alias = Alias.decode(entry.value)
+        generations = {alias.granting, alias.taking_over} - {0}
+        for each in generations - self._limits.keys():
+            policy, = await self._access.read(only(self._keys.policy(each)))
+            if policy is not None:
+                self._limits[each] = self._limits_of(policy.value)
+        return entry.mod_revision, limits_for(alias, ask.request_id, ask.kind, self._limits)
 
 
 def _mod(entry: Entry | None) -> int:

@@ -7,13 +7,11 @@ the policy's number), so what was read for it may be old: an old ground only mak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import msgpack
 
 from coordinator.ledger.keys import DbKeys, only, prefix_end
+from coordinator.ledger.limits import Limits, generation_for
 from coordinator.ledger.record import (
     Alias,
     Backend,
@@ -63,37 +61,6 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How many slots of each kind a policy generation has."""
-
-    main: int
-    reserve: int = 0
-    admin: int = 0
-    replication: int = 0
-
-    def of(self, kind: Kind) -> int:
-        """Slots of this kind."""
-        count: int = getattr(self, kind.value)
-        return count
-
-
-def limits_of_policy(raw: bytes) -> Limits:
-    """The limits of a stored policy generation (a msgpack map with the policy's own field names).
-
-    Raises ValueError for what is not one.
-    """
-    policy: Mapping[str, Any] = msgpack.unpackb(raw)
-    if not isinstance(policy, dict) or not isinstance(policy.get("serverSessionPermits"), int):
-        raise ValueError("not a policy generation")
-    return Limits(
-        main=policy["serverSessionPermits"],
-        reserve=policy.get("reservePermits", 0),
-        admin=policy.get("adminReserve", 0),
-        replication=policy.get("replicationReserve", 0),
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Window:
     """A run of slots, in the order in which they are tried, and the key ranges that cover it."""
 
@@ -128,7 +95,7 @@ class Grounds:
     alias: Entry | None
     worker: Entry | None
     receipt: Entry | None
-    beyond: bool  # a slot is held that the active policy does not have
+    beyond: bool  # a slot is held that no policy has that grants
     seats: frozenset[int]
     held: frozenset[int]
     limits: Limits
@@ -153,11 +120,11 @@ class Repeated:
 
 def grounds_reads(ask: Reserve, keys: DbKeys, limits: Limits, window: Window) -> tuple[tuple[str, str], ...]:
     """The ranges of one reservation's grounds, in the order that `grounds_from` takes."""
-    limit = limits.of(ask.kind)
+    bound = limits.bound(ask.kind)
     seats = keys.seats(ask.seats_of, ask.user)
     return (
         only(keys.ledger()), only(keys.epoch()), only(keys.alias()), only(keys.worker(ask.owner)),
-        only(keys.receipt(ask.request_id)), beyond_range(keys, ask.kind, limit), (seats, prefix_end(seats)),
+        only(keys.receipt(ask.request_id)), beyond_range(keys, ask.kind, bound), (seats, prefix_end(seats)),
         *window.ranges,
     )
 
@@ -196,7 +163,8 @@ def plan_reservation(
     owner = Worker.decode(worker.value)
     if grounds.beyond:
         return Refused(Code.FULL, "slots beyond the policy's number are still held")
-    slot = pick(grounds.window.slots, grounds.held | set(busy_slots))
+    usable = grounds.limits.usable(ask.kind, epoch.failover)
+    slot = pick([each for each in grounds.window.slots if each < usable], grounds.held | set(busy_slots))
     if slot is None:
         return Refused(Code.FULL)
     seat = _pick_seat(ask, grounds, home, busy_seats)
@@ -207,14 +175,15 @@ def plan_reservation(
         state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
         dbname=ask.dbname, user=ask.user, pool=ask.pool, seat=seat, request_id=ask.request_id,
         epoch=epoch.number,
-        policy_generation=alias.active, backend=_backend(ask, epoch), state_since_us=now_us,
+        policy_generation=generation_for(alias, ask.request_id, ask.kind),
+        backend=_backend(ask, epoch), state_since_us=now_us,
         machine=owner.machine_id, kernel_boot=owner.kernel_boot_id,
     )
     compares = (
         unchanged(worker.key, worker.mod_revision), unchanged(head.key, head.mod_revision),
         unchanged(epoch_entry.key, epoch_entry.mod_revision),
         unchanged(alias_entry.key, alias_entry.mod_revision),
-        nothing_in(*beyond_range(keys, ask.kind, grounds.limits.of(ask.kind))),
+        nothing_in(*beyond_range(keys, ask.kind, grounds.limits.bound(ask.kind))),
     )
     reads = grounds_reads(ask, keys, grounds.limits, grounds.window)
     return Plan(_reserving_txn(session, keys, compares, worker.lease, reads), session)
@@ -269,7 +238,7 @@ def _standing(
     if grounds.worker is None:
         return Refused(Code.LEDGER_UNAVAILABLE, "the owner is not registered")
     epoch, alias = Epoch.decode(grounds.epoch.value), Alias.decode(grounds.alias.value)
-    if not alias.active:
+    if not generation_for(alias, ask.request_id, ask.kind):
         return Refused(Code.LEDGER_UNAVAILABLE, "no policy is active")
     # an admin session looks at the server while it drains: it runs no transaction of a client
     if ask.kind is not Kind.ADMIN and epoch.state is not EpochState.ACTIVE:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
+from coordinator.ledger.limits import Limits
 from coordinator.ledger.record import (
     Alias,
     Epoch,
@@ -18,7 +19,6 @@ from coordinator.ledger.record import (
     Worker,
     WorkerExit,
 )
-from coordinator.ledger.reservation import Limits
 from coordinator.ledger.rules import session_of
 from coordinator.store.api import Compare, Entry, Field, Txn
 
@@ -89,8 +89,11 @@ class LedgerSnapshot:
 
     @property
     def active_limits(self) -> Limits | None:
-        """The limits of the active policy generation, if there is one."""
-        return self.limits.get(self.alias.active) if self.alias else None
+        """The limits of the policy generation that grants; of two, the larger of each kind. None: none."""
+        if self.alias is None or self.alias.granting not in self.limits:
+            return None
+        beside = self.limits.get(self.alias.taking_over)
+        return replace(self.limits[self.alias.granting], beside=beside).with_beside()
 
     def held(self, kind: Kind) -> tuple[Held, ...]:
         """The held slots of one kind."""

@@ -13,9 +13,9 @@ from coordinator.ledger.invariants import (
     check_server,
     reaper_name,
 )
+from coordinator.ledger.limits import Limits
 from coordinator.ledger.proofs import Row
 from coordinator.ledger.record import Alias, Kind, LedgerHead, LedgerState, Permit, Receipt, Seat, Session
-from coordinator.ledger.reservation import Limits
 from coordinator.ledger.snapshot import Given, Held, LedgerSnapshot, TakenSeat
 from coordinator.ledger.states import Actor, Proof, SessionState
 from tests.ledger.ground import KEYS, TAG, session

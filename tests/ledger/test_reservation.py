@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.ledger.limits import Limits, limits_of_policy
 from coordinator.ledger.record import Alias, EpochState, Kind, LedgerHead, LedgerState
 from coordinator.ledger.reservation import (
     WINDOW,
     Grounds,
-    Limits,
     Plan,
     Reserve,
     Window,
     grounds_from,
     grounds_reads,
-    limits_of_policy,
     plan_reservation,
     plan_void,
     window_at,

@@ -17,8 +17,8 @@ from typing import cast
 from coordinator.ledger.access import Memory, Seen
 from coordinator.ledger.answers import Applied
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.limits import limits_of_policy
 from coordinator.ledger.record import Permit
-from coordinator.ledger.reservation import limits_of_policy
 from coordinator.ledger.rules import (
     Command,
     MarkOwnerGone,

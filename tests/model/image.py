@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
+from coordinator.ledger.limits import Limits
 from coordinator.ledger.record import Backend, Kind, Permit, Receipt, Seat, Session
 from coordinator.ledger.reservation import (
-    Limits,
     Plan,
     grounds_from,
     grounds_reads,

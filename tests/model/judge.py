@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from coordinator.ledger.invariants import check_ledger, check_server
 from coordinator.ledger.keys import prefix_end
+from coordinator.ledger.limits import Limits
 from coordinator.ledger.record import Alias, Epoch, EpochState, Permit, Session
-from coordinator.ledger.reservation import Limits
 from coordinator.ledger.rules import session_of
 from coordinator.ledger.snapshot import LedgerSnapshot, snapshot_from, snapshot_txn
 from coordinator.ledger.states import SessionState

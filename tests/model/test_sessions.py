@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.ledger.invariants import check_ledger
-from coordinator.ledger.reservation import Limits
+from coordinator.ledger.limits import Limits
 from coordinator.ledger.snapshot import snapshot_from, snapshot_txn
 from coordinator.store.api import Lost
 from tests.ledger.ground import FLEET, KEYS
