@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pooler.cli import config, demo, drain, fleet, haproxy, init, ledger, pgbouncer
+from pooler.cli import config, demo, drain, fleet, haproxy, init, ledger, pgbouncer, plan
 from pooler.cli.ends import EXIT_FAILED, EXIT_USAGE, end_of
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ def _root(
 
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
+app.command("plan")(plan.plan)
 app.command("drain")(drain.drain)
 app.command("pgbouncer")(pgbouncer.pgbouncer)
 app.add_typer(fleet.app, name="fleet")

@@ -7,10 +7,11 @@ from pooler.settings import Fault, Settings
 
 def file_faults(settings: Settings) -> tuple[Fault, ...]:
     """Every fault of every policy, userlist, hba and ident file, each at its path in the config."""
-    return (*_policy_faults(settings), *_auth_faults(settings))
+    return (*policy_faults(settings), *_auth_faults(settings))
 
 
-def _policy_faults(settings: Settings) -> list[Fault]:
+def policy_faults(settings: Settings) -> list[Fault]:
+    """Every fault of every policy."""
     from coordinator.policy import PolicyRefused, load_policy
 
     found: list[Fault] = []
