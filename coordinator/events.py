@@ -43,6 +43,8 @@ class Event(StrEnum):
     PERMIT_STUCK = "session_permit_stuck"
     CHECKOUT_LATE = "checkout_late"
     SESSION_LEAKED = "session_leaked"
+    STRANGERS_OVER = "strangers_over_other_clients"
+    ADMIN_RESERVE_EATEN = "admin_reserve_eaten"
     ALERT_OVER = "session_alert_over"
     SHED_ASKED = "session_shed_asked"
     LOOK_VOID = "look_void"

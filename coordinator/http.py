@@ -27,6 +27,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import LedgerState, UnknownSchema
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
+from coordinator.strangers import Census
 from coordinator.view import View
 
 SCRAPE_TIMEOUT_SECONDS = 5.0
@@ -57,7 +58,8 @@ class Figures:
         self, *, leading: bool, workers_linked: int, waiting: Mapping[str, int],
         unknown_age_seconds: Mapping[str, float], unknown_old: Mapping[str, int],
         released: Mapping[str, int], requests: Mapping[str, int], no_room: Sequence[str] = (),
-        alerts: Sequence[tuple[Alert, float]] = (),
+        alerts: Sequence[tuple[Alert, float]] = (), census: Sequence[Census] = (),
+        eaten: frozenset[str] = frozenset(),
     ) -> None:
         self.leading = leading
         self.workers_linked = workers_linked
@@ -68,6 +70,8 @@ class Figures:
         self.requests = requests
         self.no_room = no_room
         self.alerts = alerts  # with their ages in seconds
+        self.census = census
+        self.eaten = eaten  # nodes at which the admin reserve is not whole
 
 
 class _Scrape(Collector):
@@ -111,6 +115,7 @@ class _Scrape(Collector):
         yield self._permits()
         yield self._slots()
         yield self._alerts()
+        yield from self._strangers()
 
     def _alerts(self) -> Metric:
         """The oldest ones: what is wrong with which permit, whose it is."""
@@ -123,6 +128,21 @@ class _Scrape(Collector):
             family.add_metric((str(each.what), each.db, str(each.permit), each.owner, each.host,
                                str(each.pid), each.tenant), age)
         return family
+
+    def _strangers(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "pooler_server_strangers", "Ordinary sessions at a server that are not the fleet's (leader)",
+            labels=("node", "user", "address"))
+        for census in self._figures.census:
+            for user, address, count in census.shown():
+                family.add_metric((census.node, user, address), count)
+        yield family
+        yield _by(GaugeMetricFamily, "pooler_server_free_slots",
+                  "Ordinary slots of a server that an administrator could have (leader)", "node",
+                  {each.node: each.free for each in self._figures.census if each.free is not None})
+        yield _by(GaugeMetricFamily, "pooler_admin_reserve_eaten",
+                  "1 while fewer than adminReserve are free, for strangers have them (leader)", "node",
+                  {each.node: int(each.node in self._figures.eaten) for each in self._figures.census})
 
     def _permits(self) -> Metric:
         family = GaugeMetricFamily(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import zlib
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ import trio
 from coordinator import commands, inspect
 from coordinator.alerting import Alerting
 from coordinator.alerts import Alert
+from coordinator.counting import Counting
 from coordinator.deaths import bury_earlier_boots
 from coordinator.election import Election, Leader
 from coordinator.events import Event
@@ -61,8 +61,7 @@ class Coordinator:
         self.keys = FleetKeys(spec.prefix, spec.fleet)
         databases = spec.ledgers()
         self.ledgers = {
-            db: Ledger(store, self.keys.db(db), self.keys, now_us, home=zlib.crc32(spec.host.encode()),
-                       memory=remembered.memory(db))
+            db: Ledger(store, self.keys.db(db), self.keys, now_us, memory=remembered.memory(db))
             for db in databases
         }
         self.views = Views(store, self.keys, databases, remembered, ttl_seconds=spec.lease_ttl_seconds)
@@ -88,6 +87,8 @@ class Coordinator:
             store, self.views, self.registry, host=spec.host, run_dir=Path(spec.run_dir),
             ttl_seconds=spec.lease_ttl_seconds, clock_us=self.reconciler.backends.clock_us)
         self.workers.on_report.append(self.alerting.reported)
+        self.counting = Counting(
+            looker, self.ledgers, self.views_now, ttl_seconds=spec.lease_ttl_seconds)
         self.room = Room(looker, databases, self.views_now)
         self.views.on_change.append(self.room.heard)
         self._incomplete = trio.Event()
@@ -116,6 +117,7 @@ class Coordinator:
     async def _lead(self, fence: Compare) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.room.watch)
+            nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.rebuilder.lead, fence)
             await self.reconciler.lead(fence)
             nursery.cancel_scope.cancel()
@@ -154,6 +156,7 @@ class Coordinator:
             unknown_age_seconds={db: (now - at) / 1_000_000 if at else 0.0 for db, at in since.items()},
             unknown_old=backends.unknown_old if leading else {}, no_room=tuple(self.room.crowded),
             requests=getattr(self.store, "requests", {}), alerts=self._alerts(),
+            census=tuple(self.counting.census.values()), eaten=self.counting.eaten,
         )
 
     def _alerts(self) -> list[tuple[Alert, float]]:
