@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from coordinator.ledger.access import Access, Memory, Seen, first
 from coordinator.ledger.answers import Applied, Granted, Voided
-from coordinator.ledger.keys import DbKeys, FleetKeys, only
+from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
 from coordinator.ledger.limits import Limits, limits_of_policy
 from coordinator.ledger.record import Kind, Permit
 from coordinator.ledger.requests import Requests
@@ -28,11 +28,12 @@ from coordinator.ledger.rules import (
     MarkOwnerGone,
     Refused,
     Release,
+    Relocate,
     Write,
     decide,
     session_of,
 )
-from coordinator.ledger.snapshot import LedgerSnapshot, snapshot_from, snapshot_txn
+from coordinator.ledger.snapshot import LedgerSnapshot, reading, snapshot_from, snapshot_txn
 from coordinator.ledger.states import Actor, Proof
 from coordinator.store.api import Entry, Store, StoreUnavailable, StoreUnknown, Won
 
@@ -163,6 +164,26 @@ class Ledger:
         limits = {int(e.key.rpartition("/")[2]): self._limits_of(e.value) for e in policies}
         return snapshot_from(outcome.reads, outcome.revision, limits)
 
+    async def apply_for(self, owner: str, command: Command) -> Applied | Refused:
+        """As `apply`, for a worker that may not have heard yet that a session of its was moved."""
+        outcome = await self.apply(command)
+        if not isinstance(outcome, Refused) or outcome.code is not Code.GONE:
+            return outcome
+        try:
+            moved = await self._moved_to(command.permit, owner)
+        except (StoreUnavailable, StoreUnknown) as why:
+            return Refused(Code.LEDGER_UNAVAILABLE, str(why))
+        return outcome if moved is None else await self.apply(replace(command, permit=moved))
+
+    async def _moved_to(self, permit: Permit, owner: str) -> Permit | None:
+        """The permit that this session has now: a slot it is gone from, it never comes back to."""
+        sessions = self.keys.sessions()
+        found = await self._access.ask(reading((sessions, prefix_end(sessions))))
+        for session in map(session_of, found.reads[0]):
+            if session.owner == owner and session.moved_from == permit:
+                return session.permit
+        return None
+
     # ---- commands
 
     def _forget_what_was_lost(self) -> None:
@@ -176,6 +197,11 @@ class Ledger:
         if write.session is None:
             self._entries.pop(permit, None)
             self._requests.freed(session_of(entry))
+        elif write.session.permit != permit:
+            self._entries.pop(permit, None)
+            self._requests.freed(replace(session_of(entry), seat=-1))
+            put = write.txn.puts[0]
+            self._remember(write.session.permit, Entry(put.key, put.value, revision, revision))
         else:
             self._remember(permit, replace(entry, value=write.txn.puts[0].value, mod_revision=revision))
         return Applied(write.session, revision, changed=True)
@@ -206,4 +232,6 @@ def _lost_elsewhere(command: Command) -> Refused:
     """The slot stands as it was read: the other compare of the transaction failed."""
     if isinstance(command, MarkOwnerGone):
         return Refused(Code.OWNER_LIVES)
+    if isinstance(command, Relocate):
+        return Refused(Code.CHANGED, "the slot is not free any more, or the ledger is another")
     return Refused(Code.UNPROVEN, "its owner's exit is no longer on record")

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from coordinator.ledger.keys import DbKeys, only
-from coordinator.ledger.record import Backend, Permit, Session
+from coordinator.ledger.record import Backend, Kind, Permit, Seat, Session
 from coordinator.ledger.states import Actor, IllegalMove, Proof, SessionState, find_move
 from coordinator.store.api import Compare, Entry, Put, Txn, absent, unchanged
 
@@ -116,7 +116,22 @@ class Terminating:
     seen_revision: int = 0
 
 
-Command = Connecting | Open | Closing | Release | Unknown | MarkOwnerGone | Reassert | Terminating
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """The session goes on in another slot, which is free: a lower one of its kind, or one of the main ones.
+
+    `head_revision`: mod revision of the `ledger/` key as it was read, ACTIVE.
+    """
+
+    permit: Permit
+    kind: Kind
+    slot: int
+    head_revision: int
+
+
+Command = (
+    Connecting | Open | Closing | Release | Unknown | MarkOwnerGone | Reassert | Terminating | Relocate
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +198,8 @@ def decide(entry: Entry | None, command: Command, keys: DbKeys, now_us: int) -> 
             return _closing(session, move) if command.closing else _reassert(session, move)
         case Terminating():
             return _terminating(session, command, move)
+        case Relocate():
+            return _relocate(session, command, move)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +221,18 @@ class _Mover:
         moved = self.session.moved(target, since, **changes)
         put = Put(self.entry.key, moved.encode())
         return Write(Txn(self._compares(compares), puts=(put,), reads=self._reads()), moved)
+
+    def across(self, kind: Kind, slot: int, head_revision: int) -> Decision:
+        """The session in a free slot, and its seat with it: one key is put and the other deleted at once."""
+        before = self.session
+        if before.state is not SessionState.OPEN:
+            return Refused(Code.ILLEGAL, f"{before.permit} is {before.state}")
+        find_move(before.state, before.state, Actor.OWNER)
+        moved = replace(before, kind=kind, slot=slot, from_kind=str(before.kind), from_slot=before.slot)
+        puts = [Put(self.keys.session(kind, slot), moved.encode())]
+        puts += [Put(key, Seat(kind, slot, moved.request_id).encode()) for key in seat_keys(moved, self.keys)]
+        compares = self._compares((absent(puts[0].key), unchanged(self.keys.ledger(), head_revision)))
+        return Write(Txn(compares, tuple(puts), (self.entry.key,), self._reads()), moved)
 
     def out(self, proof: Proof, actor: Actor, *compares: Compare) -> Decision:
         """The release: deletes only, which even a full etcd carries out."""
@@ -307,3 +336,15 @@ def _release(session: Session, command: Release, move: _Mover) -> Decision:
         return Refused(Code.UNPROVEN, "its owner's process is not known dead")
     dead = unchanged(move.keys.worker_exit(session.owner), command.exit_revision)
     return move.out(command.proof, command.actor, dead)
+
+
+def _relocate(session: Session, command: Relocate, move: _Mover) -> Decision:
+    """Only ever downwards, so that a session never comes back to a slot that it had; and never into a slot
+    that was granted with it: under its generation, that one's permit would come again."""
+    target = (command.kind, command.slot)
+    lower = command.kind is session.kind and command.slot < session.slot
+    if not lower and (session.kind, command.kind) != (Kind.RESERVE, Kind.MAIN):
+        return Refused(Code.ILLEGAL, f"{session.permit} does not go to {target[0]}/{target[1]}")
+    if command.slot in session.siblings:
+        return Refused(Code.ILLEGAL, f"{target[0]}/{target[1]} was granted together with {session.permit}")
+    return move.across(*target, command.head_revision)

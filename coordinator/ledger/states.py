@@ -65,6 +65,7 @@ MOVES: tuple[Move, ...] = (
     _move(_S.RESERVED, _S.OPEN, _A.OWNER, "connected; the CONNECTING write is not waited for and was lost"),
     _move(_S.CONNECTING, _S.OPEN, _A.OWNER, "pid, backend_start and identity are recorded"),
     _move(_S.OPEN, _S.CLOSING, _A.OWNER, "Terminate is about to be sent"),
+    _move(_S.OPEN, _S.OPEN, _A.OWNER, "moved to a lower slot that is free, or from a reserve to a main one"),
     _move(_S.RESERVED, _S.RELEASED, _A.OWNER, "given back before any connect", _P.UNUSED, _P.EOF),
     _move(_S.CONNECTING, _S.RELEASED, _A.OWNER, "connect failed, or FATAL and EOF", _P.UNUSED, _P.EOF),
     _move(_S.OPEN, _S.RELEASED, _A.OWNER, "the server ended the session itself", _P.EOF),

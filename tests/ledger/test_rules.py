@@ -22,6 +22,7 @@ from coordinator.ledger.rules import (
     Reassert,
     Refused,
     Release,
+    Relocate,
     Terminating,
     Unknown,
     Write,
@@ -49,10 +50,10 @@ def commands(permit: Permit = PERMIT) -> Iterator[Command]:
                 product(Proof, Actor, (0, 9, 8), (0, 5)))
 
 
-def sessions() -> Iterator[Session]:
+def sessions(slot: int = 0) -> Iterator[Session]:
     """Every held state, born or not, with every flag."""
     for state, pid, abandoned, terminating in product(sorted(HELD), (0, 42), (False, True), (False, True)):
-        yield session(state, pid=pid, backend_start_us=5_000 if pid else 0,
+        yield session(state, slot=slot, pid=pid, backend_start_us=5_000 if pid else 0,
                       abandoned=abandoned, terminating=terminating)
 
 
@@ -80,7 +81,8 @@ def move_of(stored: Session, command: Command, write: Write) -> tuple[Move, Proo
 
 def test_every_row_and_every_proof_of_the_table_is_reached_and_nothing_else() -> None:
     reached: set[tuple[Move, Proof | None]] = set()
-    for stored, command in product(sessions(), commands()):
+    lower = Relocate(session(slot=3).permit, session().kind, 1, 5)
+    for stored, command in (*product(sessions(), commands()), *product(sessions(slot=3), (lower,))):
         decision = on(stored, command)
         if isinstance(decision, Write):
             reached.add(move_of(stored, command, decision))
