@@ -160,6 +160,8 @@ class Session(Record):
     machine: str = ""  # of its owner, and which start of that machine: a later one proves the owner dead
     kernel_boot: str = ""
     pool: str = ""  # whose seats it has one of, where several pools have sessions of one role in one database
+    from_kind: str = ""  # where it stood before it was moved to this slot; "": nowhere
+    from_slot: int = -1
     siblings: tuple[int, ...] = ()  # slots of its kind that were granted with it, under the same generation
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -172,6 +174,13 @@ class Session(Record):
     def permit(self) -> Permit:
         """The identity of this permit."""
         return Permit(self.kind, self.slot, self.generation)
+
+    @property
+    def moved_from(self) -> Permit | None:
+        """The permit it had before it was moved to this slot, by which its worker may still know it."""
+        if not self.from_kind:
+            return None
+        return Permit(Kind(self.from_kind), self.from_slot, self.generation)
 
     @classmethod
     def _build(cls, values: dict[str, Any]) -> Self:
