@@ -6,8 +6,8 @@ leader that was paused writes nothing after its successor was elected.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import structlog
@@ -19,6 +19,7 @@ from coordinator.ledger.record import Record, UnknownSchema
 from coordinator.store.api import (
     Compacted,
     Compare,
+    Entry,
     Field,
     Lease,
     Lost,
@@ -27,24 +28,35 @@ from coordinator.store.api import (
     StoreUnavailable,
     StoreUnknown,
     Txn,
+    Won,
     absent,
 )
 
 _log = structlog.get_logger("coordinator.election")
 
 REVOKE_TIMEOUT_SECONDS = 1.0
+ABSTAIN_TTLS = 2  # for who resigned
 
 
 @dataclass(frozen=True, slots=True)
 class Leader(Record):
-    """The value under `leader`."""
+    """The value under `leader`. While there are servers to which it cannot connect, `blind` names them and
+    `seen` those that it sees: the other coordinators say which of them they reach."""
 
     name: ClassVar[str] = "leader"
 
     host: str
     pid: int
     since_us: int
+    blind: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+    @classmethod
+    def _build(cls, values: dict[str, Any]) -> Leader:
+        values["blind"], values["seen"] = tuple(values.get("blind") or ()), tuple(values.get("seen") or ())
+        return cls(**values)
 
 
 class Election:
@@ -53,10 +65,13 @@ class Election:
     def __init__(self, store: Store, keys: FleetKeys, leader: Leader, *, ttl_seconds: float) -> None:
         self._store = store
         self._key = keys.leader()
-        self._value = leader.encode()
+        self._leader = leader
         self._ttl = ttl_seconds
+        self._lease_id = 0  # that our key is on while we lead
+        self._resigns = trio.Event()
         self.fence: Compare | None = None
         self.holder: Leader | None = None
+        self.on_holder: list[Callable[[], None]] = []
 
     @property
     def leading(self) -> bool:
@@ -69,7 +84,7 @@ class Election:
             try:
                 standing = await self._store.read(self._key)
                 if standing.entries:
-                    self.holder = _decode(standing.entries[0].value)
+                    self._hear(standing.entries[0])
                     await self._wait_for_vacancy(standing.revision)
                     continue
                 sent = trio.current_time()
@@ -78,25 +93,53 @@ class Election:
                     await self._campaign(lease, sent, lead)
                 finally:
                     await _give_back(lease)
+                if self._resigns.is_set():
+                    await trio.sleep(ABSTAIN_TTLS * self._ttl)  # noqa: TID251 - another is to stand first
             except (StoreUnavailable, StoreUnknown, Compacted):  # compacted: what is read anew is newer
                 await trio.sleep(self._ttl / 3)  # noqa: TID251 - back-off towards an unreachable store
 
     async def _campaign(self, lease: Lease, sent: float, lead: Callable[[Compare], Awaitable[None]]) -> None:
         outcome = await self._store.txn(
-            Txn((absent(self._key),), (Put(self._key, self._value, lease.id),)))
+            Txn((absent(self._key),), (Put(self._key, self._leader.encode(), lease.id),)))
         if isinstance(outcome, Lost):
             return  # another was faster
         fence = Compare(self._key, Field.CREATE, outcome.revision)
-        self.fence, self.holder = fence, _decode(self._value)
+        self.fence, self.holder = fence, self._leader
+        self._lease_id, self._resigns = lease.id, trio.Event()
         _log.info(Event.LEADER_ELECTED, revision=outcome.revision)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lead, fence)
+                nursery.start_soon(self._end_when_resigned, nursery.cancel_scope)
                 await self._stay(lease, sent, outcome.revision)
                 nursery.cancel_scope.cancel()
         finally:
             self.fence = None
             _log.info(Event.LEADER_RESIGNED, revision=outcome.revision)
+
+    def resign(self) -> None:
+        """Lead no more, and do not stand again at once."""
+        self._resigns.set()
+
+    async def ask(self, blind: Sequence[str], seen: Sequence[str]) -> None:
+        """While leading: says in the key what it cannot see. Raises StoreUnavailable, StoreUnknown."""
+        if self.fence is None or self.holder is None:
+            return
+        asks = replace(self.holder, blind=tuple(blind), seen=tuple(seen))
+        if (asks.blind, asks.seen) != (self.holder.blind, self.holder.seen):
+            put = Put(self._key, asks.encode(), self._lease_id)
+            if isinstance(await self._store.txn(Txn((self.fence,), (put,))), Won):
+                self.holder = asks
+
+    async def _end_when_resigned(self, term: trio.CancelScope) -> None:
+        await self._resigns.wait()
+        term.cancel()
+
+    def _hear(self, entry: Entry) -> None:
+        """Who leads, and what it asks."""
+        self.holder = _decode(entry.value)
+        for listener in self.on_holder:
+            listener()
 
     async def _stay(self, lease: Lease, confirmed: float, revision: int) -> None:
         """Returns when the lease is gone, or may be: counted from the sending of what was confirmed last; or
@@ -121,8 +164,10 @@ class Election:
         with trio.move_on_after(self._ttl):
             async with self._store.watch(self._key, after=revision) as changes:
                 async for batch in changes:
-                    if any(change.key == self._key and change.entry is None for change in batch):
-                        return
+                    for change in (each for each in batch if each.key == self._key):
+                        if change.entry is None:
+                            return
+                        self._hear(change.entry)
             await trio.sleep(self._ttl / 3)  # noqa: TID251 - the watch broke: not at once again
 
 

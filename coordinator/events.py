@@ -50,6 +50,7 @@ class Event(StrEnum):
     LOOK_VOID = "look_void"
     LOOK_FAILED = "look_failed"
     LEADER_ELECTED = "leader_elected"
+    LEADER_BLIND = "leader_blind"
     LEADER_RESIGNED = "leader_resigned"
     ATTESTED = "session_permit_attested"
     SOMETHING_FAILED = "something_failed"

@@ -28,6 +28,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import UnknownSchema
 from coordinator.link import Args
 from coordinator.looks import Looker, LookFailed
+from coordinator.reach import Reach, Sight
 from coordinator.rebuild import Rebuilder
 from coordinator.reconcile import Reconciler
 from coordinator.recovering import Recovering
@@ -79,8 +80,11 @@ class Coordinator:
         self.founder = Founder(store, self.keys, databases, looker)
         self.election = Election(
             store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
+        sight = Sight(looker)
+        self.reach = Reach(store, self.keys, self.election, sight, host=spec.host,
+                           ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
-            store, self.keys, self.ledgers, self.views, looker, spec=spec, now_us=now_us)
+            store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us)
         self.reconciler.owners.on_unknown.append(self.workers.became_unknown)
         self.reconciler.backends.on_released.append(self.workers.was_released)
         self.alerting = Alerting(
@@ -88,7 +92,7 @@ class Coordinator:
             ttl_seconds=spec.lease_ttl_seconds, clock_us=self.reconciler.backends.clock_us)
         self.workers.on_report.append(self.alerting.reported)
         self.counting = Counting(
-            looker, self.ledgers, self.views_now, ttl_seconds=spec.lease_ttl_seconds)
+            sight, self.ledgers, self.views_now, ttl_seconds=spec.lease_ttl_seconds)
         self.room = Room(looker, databases, self.views_now)
         self.views.on_change.append(self.room.heard)
         self._incomplete = trio.Event()
@@ -106,6 +110,7 @@ class Coordinator:
             nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.election.run, self._lead)
             nursery.start_soon(self.alerting.run)
+            nursery.start_soon(self.reach.run)
             nursery.start_soon(self._sweep_tables)
             nursery.start_soon(self._bury_commands)
             nursery.start_soon(self._bury_earlier_boots)
@@ -118,6 +123,7 @@ class Coordinator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.room.watch)
             nursery.start_soon(self.counting.watch)
+            nursery.start_soon(self.reach.lead)
             nursery.start_soon(self.rebuilder.lead, fence)
             await self.reconciler.lead(fence)
             nursery.cancel_scope.cancel()

@@ -47,6 +47,13 @@ class FleetKeys:
     def leader(self) -> str:
         return self.root + "leader"
 
+    def reaches(self) -> str:
+        return self.root + "reach/"
+
+    def reach(self, coordinator: str) -> str:
+        """On a coordinator's own lease: it is there, and which servers it reaches."""
+        return self.reaches() + quote(coordinator, safe="-._~")
+
     def worker(self, boot_id: str) -> str:
         return self.root + "worker/" + boot_id
 
