@@ -38,15 +38,17 @@ Activities = Mapping[tuple[str, Permit], Doing]
 
 def read_activities(run_dir: Path) -> dict[tuple[str, Permit], Doing]:
     """What each session of this host's tables is doing; a table that cannot be read is left out."""
-    found: dict[tuple[str, Permit], Doing] = {}
-    for path in list_tables(run_dir).values():
-        try:
-            rows = read_table(path)
-        except (TableUnreadable, OSError):
-            continue
-        for row in rows:
-            found[row.db, Permit(Kind(row.kind), row.slot, row.generation)] = row.doing
-    return found
+    return {key: doing for boot_id in list_tables(run_dir)
+            for key, doing in read_table_of(run_dir, boot_id).items()}
+
+
+def read_table_of(run_dir: Path, boot_id: str) -> dict[tuple[str, Permit], Doing]:
+    """The same of one worker; of a table that cannot be read nothing."""
+    try:
+        rows = read_table(table_path(run_dir, boot_id))
+        return {(row.db, Permit(Kind(row.kind), row.slot, row.generation)): row.doing for row in rows}
+    except (TableUnreadable, OSError, ValueError):
+        return {}
 
 
 def remove_table(run_dir: Path, boot_id: str) -> None:

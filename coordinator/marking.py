@@ -75,7 +75,8 @@ class OwnerReaper:
         for session in found:
             doing = activities.get((db, session.permit))
             ticket = str(doing.ticket_id) if doing is not None and doing.ticket_id else ""
-            outcome = await self._ledgers[db].apply(MarkOwnerGone(session.permit, ticket))
+            tenant = doing.tenant if doing is not None else ""
+            outcome = await self._ledgers[db].apply(MarkOwnerGone(session.permit, ticket, tenant))
             if isinstance(outcome, Applied) and outcome.changed and outcome.session is not None:
                 _log.warning(Event.PERMIT_UNKNOWN, database=db, permit=str(session.permit),
                              owner=session.owner, was=str(session.state), pid=session.pid, ticket=ticket)

@@ -28,6 +28,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import UnknownSchema
 from coordinator.link import Args
 from coordinator.looks import Looker, LookFailed
+from coordinator.noting import Noting
 from coordinator.reach import Reach, Sight
 from coordinator.rebuild import Rebuilder
 from coordinator.reconcile import Reconciler
@@ -93,6 +94,9 @@ class Coordinator:
         self.workers.on_report.append(self.alerting.reported)
         self.counting = Counting(
             sight, self.ledgers, self.views_now, ttl_seconds=spec.lease_ttl_seconds)
+        self.noting = Noting(self.ledgers, lambda: self.registry.workers, run_dir=Path(spec.run_dir),
+                             ttl_seconds=spec.lease_ttl_seconds)
+        self.reconciler.owners.on_unknown.append(lambda *_: self.noting.stir())
         self.room = Room(looker, databases, self.views_now)
         self.views.on_change.append(self.room.heard)
         self._incomplete = trio.Event()
@@ -110,6 +114,7 @@ class Coordinator:
             nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.election.run, self._lead)
             nursery.start_soon(self.alerting.run)
+            nursery.start_soon(self.noting.run)
             nursery.start_soon(self.reach.run)
             nursery.start_soon(self._sweep_tables)
             nursery.start_soon(self._bury_commands)
@@ -132,6 +137,7 @@ class Coordinator:
         """The supervisor saw a process end: in etcd before this answers."""
         await self.registry.bury(args["boot_id"], args["how"], args["at_us"])
         self.reconciler.stir()
+        self.noting.stir()
         return {}
 
     async def status(self, args: Args) -> Args:

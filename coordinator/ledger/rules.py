@@ -94,10 +94,21 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class MarkOwnerGone:
-    """The owner reaper found no worker key; `ticket` is the one in a transaction on it, where known."""
+    """The owner reaper found no worker key; `ticket` is the one in a transaction on it, where known, and
+    `tenant` whose."""
 
     permit: Permit
     ticket: str = ""
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteTicket:
+    """A dead owner's host read which ticket was in a transaction on it: noted, no move."""
+
+    permit: Permit
+    ticket: str
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,7 @@ class Relocate:
 
 Command = (
     Connecting | Open | Closing | Release | Unknown | MarkOwnerGone | Reassert | Terminating | Relocate
+    | NoteTicket
 )
 
 
@@ -200,6 +212,8 @@ def decide(entry: Entry | None, command: Command, keys: DbKeys, now_us: int) -> 
             return _terminating(session, command, move)
         case Relocate():
             return _relocate(session, command, move)
+        case NoteTicket():
+            return _note_ticket(session, command, move)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +235,12 @@ class _Mover:
         moved = self.session.moved(target, since, **changes)
         put = Put(self.entry.key, moved.encode())
         return Write(Txn(self._compares(compares), puts=(put,), reads=self._reads()), moved)
+
+    def note(self, **changes: Any) -> Decision:
+        """What is known of it, where it stands."""
+        noted = replace(self.session, **changes)
+        put = Put(self.entry.key, noted.encode())
+        return Write(Txn(self._compares(()), puts=(put,), reads=self._reads()), noted)
 
     def across(self, kind: Kind, slot: int, head_revision: int) -> Decision:
         """The session in a free slot, and its seat with it: one key is put and the other deleted at once."""
@@ -271,7 +291,8 @@ def _open(session: Session, command: Open, move: _Mover) -> Decision:
         return Already(session)
     return _returning(session) or move.to(
         SessionState.OPEN, Actor.OWNER,
-        pid=command.pid, backend_start_us=command.backend_start_us, backend=command.backend, ticket="")
+        pid=command.pid, backend_start_us=command.backend_start_us, backend=command.backend, ticket="",
+        tenant="")
 
 
 def _closing(session: Session, move: _Mover) -> Decision:
@@ -285,7 +306,7 @@ def _reassert(session: Session, move: _Mover) -> Decision:
         return Already(session)
     if not session.pid:  # an open session was recorded with its pid: this one never got so far
         return Refused(Code.ILLEGAL, "no server process is recorded: open it instead")
-    return _returning(session) or move.to(SessionState.OPEN, Actor.OWNER, ticket="")
+    return _returning(session) or move.to(SessionState.OPEN, Actor.OWNER, ticket="", tenant="")
 
 
 def _returning(session: Session) -> Refused | None:
@@ -307,7 +328,16 @@ def _mark_owner_gone(session: Session, command: MarkOwnerGone, move: _Mover) -> 
     if session.state is SessionState.UNKNOWN:
         return Already(session)
     no_key = absent(move.keys.worker(session.owner))
-    return move.to(SessionState.UNKNOWN, Actor.OWNER_REAPER, no_key, ticket=command.ticket or session.ticket)
+    return move.to(SessionState.UNKNOWN, Actor.OWNER_REAPER, no_key, ticket=command.ticket or session.ticket,
+                   tenant=command.tenant or session.tenant)
+
+
+def _note_ticket(session: Session, command: NoteTicket, move: _Mover) -> Decision:
+    if session.ticket:
+        return Already(session)
+    if session.state is not SessionState.UNKNOWN:
+        return Refused(Code.ILLEGAL, f"it is {session.state}: its owner's own word counts")
+    return move.note(ticket=command.ticket, tenant=command.tenant)
 
 
 def _terminating(session: Session, command: Terminating, move: _Mover) -> Decision:
