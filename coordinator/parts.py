@@ -34,6 +34,7 @@ from coordinator.rebuild import Rebuilder
 from coordinator.reconcile import Reconciler
 from coordinator.recovering import Recovering
 from coordinator.registry import Registry, read_kernel_boot_id
+from coordinator.relocating import Relocating
 from coordinator.remembered import Remembered
 from coordinator.room import Room
 from coordinator.serve_workers import WorkerServer
@@ -77,6 +78,9 @@ class Coordinator:
         self.recovering = Recovering(
             store, self.views, self.ledgers, self.registry, host=spec.host, now_us=now_us)
         self.workers.on_hello.append(self.recovering.stir)
+        self.relocating = Relocating(
+            self.views, self.ledgers, self.registry, self.granting, ttl_seconds=spec.lease_ttl_seconds)
+        self.workers.on_hello.append(self.relocating.stir)
         self.rebuilder = Rebuilder(store, self.views, self.ledgers, databases, looker, now_us=now_us)
         self.founder = Founder(store, self.keys, databases, looker)
         self.election = Election(
@@ -110,8 +114,11 @@ class Coordinator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.views.run)
             nursery.start_soon(self._found)
+            for ledger in self.ledgers.values():
+                nursery.start_soon(ledger.run)
             nursery.start_soon(self.granting.run)
             nursery.start_soon(self.recovering.run)
+            nursery.start_soon(self.relocating.run)
             nursery.start_soon(self.election.run, self._lead)
             nursery.start_soon(self.alerting.run)
             nursery.start_soon(self.noting.run)

@@ -7,7 +7,7 @@ the policy's number), so what was read for it may be old: an old ground only mak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from coordinator.ledger.keys import DbKeys, only, prefix_end
@@ -81,7 +81,7 @@ def window_at(keys: DbKeys, kind: Kind, limit: int, home: int, turn: int) -> Win
     return Window(slots, tuple(ranges))
 
 
-def pick(order: Sequence[int], taken: Collection[int]) -> int | None:
+def pick(order: Iterable[int], taken: Collection[int]) -> int | None:
     """The first number of `order` that is not taken."""
     return next((number for number in order if number not in taken), None)
 
@@ -261,7 +261,7 @@ def _pick_seat(ask: Reserve, grounds: Grounds, home: int, busy: Collection[int])
     taken = grounds.seats | set(busy)
     if len(taken) >= ask.seats:
         return None
-    return pick([(home + i) % ask.seats for i in range(ask.seats)], taken)
+    return pick(((home + i) % ask.seats for i in range(ask.seats)), taken)
 
 
 def _repeated(entry: Entry) -> Repeated | Refused:

@@ -169,6 +169,12 @@ class Stage:
     workers: WorkerServer
     reconciler: Reconciler
     nursery: trio.Nursery
+    life: trio.CancelScope = field(default_factory=trio.CancelScope)  # of what this coordinator has under way
+
+    async def gather(self) -> None:
+        """What the coordinator's ledger has under way, until it dies."""
+        with self.life:
+            await self.ledger.run()
 
     @asynccontextmanager
     async def worker(self, boot_id: str, **state: Any) -> AsyncIterator[Worker]:
@@ -190,6 +196,9 @@ class Stage:
         self.workers = WorkerServer(
             used, self.views, ledgers, self.registry, self.granting, host="host", ttl_seconds=TTL_SECONDS,
             rows=no_rows)
+        self.life.cancel()
+        self.life = trio.CancelScope()
+        self.nursery.start_soon(self.gather)
         self.nursery.start_soon(self.granting.run)
         await wait_all_tasks_blocked()
 
@@ -243,6 +252,8 @@ async def stage(
         await views.refresh()
         nursery.start_soon(views.run)
         nursery.start_soon(granting.run)
+        on = Stage(memory, keyspace, eyes, ledger, views, registry, granting, workers, reconciler, nursery)
+        on.nursery.start_soon(on.gather)
         await wait_all_tasks_blocked()
-        yield Stage(memory, keyspace, eyes, ledger, views, registry, granting, workers, reconciler, nursery)
+        yield on
         nursery.cancel_scope.cancel()

@@ -145,6 +145,7 @@ async def test_a_reservation_in_the_pipe_of_a_coordinator_that_died_can_only_los
             nursery.start_soon(reserve, worker, 60.0)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
+        on.life.cancel()
         await wait_all_tasks_blocked()
         assert len(on.store.late) == 1
         late, on.store.late = on.store.late, []

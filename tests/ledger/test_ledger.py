@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from coordinator.ledger.access import Memory, Seen
+from coordinator.ledger.homes import Home
 from coordinator.ledger.ledger import Applied, Granted, Ledger
 from coordinator.ledger.record import Alias, EpochState, Kind, LedgerHead, LedgerState, Permit
 from coordinator.ledger.reservation import WINDOW
@@ -105,7 +106,7 @@ async def test_a_slot_beyond_the_first_window_is_found() -> None:
 
 async def test_coordinators_start_from_their_own_homes() -> None:
     w = world(slots=200)
-    other = w.another(home=150)
+    other = w.another(home=Home(3, 4))
     await w.granted("r1")
     answer = await other.reserve(ask("r2"))
     assert isinstance(answer, Granted)

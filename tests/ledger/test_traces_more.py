@@ -19,6 +19,7 @@ import trio
 from trio.testing import MockClock
 
 from coordinator.epoch import not_acknowledged
+from coordinator.ledger.homes import Home
 from coordinator.ledger.invariants import check_server, reaper_name
 from coordinator.ledger.ledger import Applied, Granted
 from coordinator.ledger.proofs import Awaiting, Look, Proven, Row
@@ -98,7 +99,7 @@ async def test_10_while_a_slot_beyond_a_shrunk_policy_is_held_nothing_is_granted
     for permit in held[:3]:
         await w.ledger.apply(Release(permit, Proof.UNUSED, Actor.OWNER))
     assert refused(await w.ledger.reserve(ask("late"))) is Code.FULL
-    assert refused(await w.another(home=1).reserve(ask("later", "B"))) is Code.FULL
+    assert refused(await w.another(home=Home(1, 2)).reserve(ask("later", "B"))) is Code.FULL
     await w.ledger.apply(Release(held[3], Proof.UNUSED, Actor.OWNER))
     assert isinstance(await w.ledger.reserve(ask("last")), Granted)
 
@@ -109,7 +110,7 @@ async def test_10_a_policy_that_shrinks_between_two_reads_of_a_reservation_binds
         for number in range(2):
             await w.granted(f"r{number}")
         store = Interrupted(w, key, lambda w=w: shrink(w))  # type: ignore[misc]
-        assert refused(await ledger_on(store, home=2).reserve(ask("late"))) is Code.FULL
+        assert refused(await ledger_on(store, home=Home(2, 4)).reserve(ask("late"))) is Code.FULL
 
 
 # 11
@@ -278,7 +279,7 @@ class Contended(MemoryStore):
 async def test_26_coordinators_that_begin_at_home_do_not_get_into_each_others_way() -> None:
     w = world(slots=256)
     store = Contended(w.keyspace)
-    ledgers = [ledger_on(store, home=64 * number) for number in range(4)]
+    ledgers = [ledger_on(store, home=Home(number, 4)) for number in range(4)]
 
     async def opens_sixteen(number: int) -> None:
         for each in range(16):

@@ -16,6 +16,7 @@ from typing import cast
 
 from coordinator.ledger.access import Memory, Seen
 from coordinator.ledger.answers import Applied
+from coordinator.ledger.homes import Home
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.limits import limits_of_policy
 from coordinator.ledger.record import Permit
@@ -137,7 +138,7 @@ class Coordinator:
         self.host = host
         self.store = store
         self.fence: Compare | None = None  # it was elected, and may be still
-        self.ledger = CountingLedger(store, KEYS, FLEET, lambda: NOW_US, home=2 * host,
+        self.ledger = CountingLedger(store, KEYS, FLEET, lambda: NOW_US, home=Home(host, 2),
                                      memory=Memory(seen), limits_of=cache(limits_of_policy))
         self.ledger.count_rows(rows)
         spec = CoordinatorSpec(

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from coordinator import marking, reaping
-from coordinator.ledger import proofs, requests, reservation, rules
+from coordinator.ledger import proofs, requests, reservation, reserving, rules
 from coordinator.ledger.access import Access
 from coordinator.ledger.ledger import Granted
 from coordinator.ledger.proofs import Awaiting, Look, Proven
@@ -102,7 +102,7 @@ def _same_generation(txn: Txn) -> Txn:
 
 # ---- functions
 
-_granted, _decide_release = requests.Requests._granted, rules._release
+_granted, _decide_release = reserving.Reserving._granted, rules._release
 _prove, _grounds = proofs.proof_of_absence, reservation.grounds_from
 
 
@@ -110,7 +110,7 @@ def _within(*args: Any) -> reservation.Grounds:
     return replace(_grounds(*args), beyond=False)
 
 
-def _grant_again(self: requests.Requests, *args: Any) -> Granted:
+def _grant_again(self: reserving.Reserving, *args: Any) -> Granted:
     granted = _granted(self, *args)
     return replace(granted, permit=replace(granted.permit, generation=7))
 
@@ -192,10 +192,10 @@ PRODUCT_MUTANTS: dict[str, ProductMutant] = {
     "reservation without the policy's compare": ProductMutant(_without(_is_reservation, _on(KEYS.alias()))),
     "reservation while slots beyond the policy are held": ProductMutant(
         _without(_is_reservation, lambda compare: compare.range_end is not None),
-        patches=((requests, "grounds_from", _within),)),
+        patches=((reserving, "grounds_from", _within),)),
     "an epoch overwritten": ProductMutant(_without(_is_epoch, _on(KEYS.epoch()))),
     "a generation used again": ProductMutant(
-        _same_generation, ((requests.Requests, "_granted", _grant_again),)),
+        _same_generation, ((reserving.Reserving, "_granted", _grant_again),)),
     "release on a lost lease": ProductMutant(patches=((marking, "MarkOwnerGone", _frees_orphans),)),
     "never_born without a known death": ProductMutant(patches=(
         (reaping, "proof_of_absence", _dead_or_not), (reaping.FirstLooks, "_can_be_first", _always_first),

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from coordinator.ledger.homes import Home
 from coordinator.ledger.invariants import check_ledger
 from coordinator.ledger.ledger import Applied, Ledger, Voided
 from coordinator.ledger.record import Alias, Permit, Session
@@ -84,7 +85,7 @@ class TwoCoordinators(RuleBasedStateMachine):
         direct = DirectStore(self.keyspace, type(self).tamper)
         self.stores = [FaultyStore(direct, Random(number), ANSWERS["answered"]) for number in (0, 1)]
         self.ledgers: list[Ledger] = [
-            ledger_on(store, home=2 * number) for number, store in enumerate(self.stores)]
+            ledger_on(store, home=Home(number, 2)) for number, store in enumerate(self.stores)]
         self.leases = {owner: register(self.keyspace, owner) for owner in OWNERS}
         self.request_of: dict[Permit, str] = {}
 
