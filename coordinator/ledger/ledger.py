@@ -14,17 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+import trio
+
 from coordinator.ledger.access import Access, Memory, Seen, first
 from coordinator.ledger.answers import Applied, Granted, Voided
+from coordinator.ledger.gathering import Gathering
+from coordinator.ledger.homes import Home
 from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
 from coordinator.ledger.limits import Limits, limits_of_policy
+from coordinator.ledger.moving import Move, Moving, may_share
 from coordinator.ledger.record import Kind, Permit
 from coordinator.ledger.requests import Requests
 from coordinator.ledger.reservation import Reserve
+from coordinator.ledger.reserving import Reserving
 from coordinator.ledger.rules import (
     Already,
     Code,
     Command,
+    Decision,
     MarkOwnerGone,
     Refused,
     Release,
@@ -46,13 +53,13 @@ LOST = "the ledger is lost: etcd was wiped or restored"
 class Ledger:
     """One database's ledger.
 
-    `home` is the slot this coordinator starts to look from (any number); `memory` what is known of the ledger
+    `home` is where this coordinator begins to look for what is free; `memory` what is known of the ledger
     to this process, from its last life on; `limits_of` reads a stored policy generation.
     """
 
     def __init__(
         self, store: Store, keys: DbKeys, fleet: FleetKeys, now_us: Callable[[], int], *,
-        home: int = 0, memory: Memory | None = None,
+        home: Home | None = None, memory: Memory | None = None,
         limits_of: Callable[[bytes], Limits] = limits_of_policy,
     ) -> None:
         self.keys = keys
@@ -62,8 +69,21 @@ class Ledger:
         self._now_us = now_us
         self._limits_of = limits_of
         self._entries: dict[Permit, Entry] = {}
-        self._requests = Requests(
-            self._access, keys, now_us, home, limits_of, remember=self._remember, apply=self.apply)
+        self._reserving = Reserving(self._access, keys, now_us, limits_of, self._remember)
+        self.settle_at(home or Home())
+        self._requests = Requests(self._access, keys, self._reserving, apply=self.apply)
+        moving = Moving(self._access, self._entries.get, self._decide, self._applied, self._remember)
+        self._moving, self._freeing = Gathering(moving.round), Gathering(moving.round)
+
+    async def run(self) -> None:
+        """While it runs, what is asked at the same time shares transactions; without it each has its own."""
+        async with trio.open_nursery() as nursery:
+            for gathering in (self._requests.gathering, self._moving, self._freeing):
+                nursery.start_soon(gathering.run)
+
+    def settle_at(self, home: Home) -> None:
+        """Where to look from for what is free: another coordinator came, or went."""
+        self._reserving.settle_at(home)
 
     @property
     def lost(self) -> bool:
@@ -105,19 +125,34 @@ class Ledger:
         Codes: those of rules.decide, ledger_unavailable (`settled=False`: it may yet happen; repeat it),
         ledger_lost instead of `gone` while the ledger itself is not to be believed.
         """
-        permit = command.permit
         if self._access.lost and not await self._access.check():
             return Refused(Code.LEDGER_LOST, LOST)
         self._forget_what_was_lost()
+        gathering = self._freeing if isinstance(command, Release) else self._moving
+        if not gathering.runs or not may_share(command):
+            return await self._apply(command)
+        move = Move(command)
+        await gathering.answer(move)
+        if move.answer is not None:
+            return move.answer
+        answer = await self._apply(command)
+        if isinstance(answer, Refused) and answer.code is Code.LEDGER_UNAVAILABLE and not (
+                move.alone and move.sure):
+            return replace(answer, settled=False)
+        return answer
+
+    async def _apply(self, command: Command) -> Applied | Refused:
+        """In a transaction of its own."""
+        permit = command.permit
         entry, fresh = self._entries.get(permit), False
         for _ in range(ROUNDS_MAX):
             try:
                 if entry is None and not fresh:
                     entry, fresh = await self._read_slot(permit), True
-                decision = decide(entry, command, self.keys, self._now_us())
+                decision = self._decide(entry, command)
                 if not isinstance(decision, Write) and not fresh:
                     entry, fresh = await self._read_slot(permit), True
-                    decision = decide(entry, command, self.keys, self._now_us())
+                    decision = self._decide(entry, command)
             except (StoreUnavailable, StoreUnknown) as why:
                 return Refused(Code.LEDGER_UNAVAILABLE, str(why))
             if isinstance(decision, Already) and entry is not None:
@@ -186,20 +221,23 @@ class Ledger:
 
     # ---- commands
 
+    def _decide(self, entry: Entry | None, command: Command) -> Decision:
+        return decide(entry, command, self.keys, self._now_us())
+
     def _forget_what_was_lost(self) -> None:
         """Entries of a ledger that another has taken the place of: its revisions are the new one's, too."""
         if self._accepted != self._access.memory.accepted:
             self._accepted = self._access.memory.accepted
             self._entries.clear()
-            self._requests.forget_grounds()
+            self._reserving.forget()
 
     def _applied(self, permit: Permit, entry: Entry, write: Write, revision: int) -> Applied:
         if write.session is None:
             self._entries.pop(permit, None)
-            self._requests.freed(session_of(entry))
+            self._reserving.freed(session_of(entry))
         elif write.session.permit != permit:
             self._entries.pop(permit, None)
-            self._requests.freed(replace(session_of(entry), seat=-1))
+            self._reserving.freed(replace(session_of(entry), seat=-1))
             put = write.txn.puts[0]
             self._remember(write.session.permit, Entry(put.key, put.value, revision, revision))
         else:
