@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from chaos.drain import drain
 from chaos.fuzz import REPLAYED, fuzz, replay
 from chaos.ledger import ledger
 from chaos.outcome import Outcome
@@ -21,7 +22,7 @@ from pooler.demo import judge
 from pooler.demo.process import PartFailed
 
 Scenario = Callable[[int, float, Callable[[str], None]], Outcome]
-SCENARIOS: dict[str, Scenario] = {"storm": storm, "fuzz": fuzz, "ledger": ledger}
+SCENARIOS: dict[str, Scenario] = {"storm": storm, "fuzz": fuzz, "ledger": ledger, "drain": drain}
 
 
 def main() -> int:

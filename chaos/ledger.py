@@ -8,31 +8,28 @@ login at each sample. Two workers, a coordinator, etcd of three members, reached
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from chaos.clients import Clients, Told
 from chaos.faults import FAULTS, LASTS_SECONDS, Scene
 from chaos.outcome import Outcome
 from chaos.reserve import PROBE, AdminReserve
 from chaos.world import ADMIN_RESERVE, DBNAME, PASSWORD, USER, World, world
 from coordinator.ledger.states import SessionState
 from pooler.demo import judge, schema
-from pooler.demo.fleet import import_path
-from pooler.demo.judge import ServerSeen, Verdict, Writes
+from pooler.demo.judge import ServerSeen, Verdict
 from pooler.demo.ledgerwatch import lives
-from pooler.demo.load import Group, LoadSpec
-from pooler.demo.process import Child
+from pooler.demo.load import Group
 from pooler.demo.serverlog import refusals_from_log, sessions_from_log
 
 PERMITS, WORKERS, MEMBERS = 10, 2, 3
 WRITERS, READERS = 20, 6
+WRITES_MIN = 300
 GAP_SECONDS = (1.0, 3.5)  # from one fault to the next
 MORE_SECONDS = 60.0  # for faults that have not struck when the time is over
 SETTINGS = {"authentication_timeout": "5s"}  # an attempt without a pid is disproved after twice that
@@ -62,7 +59,7 @@ class _Run:
     ) -> None:
         self._here, self._reserve, self._chance, self._say = here, reserve, chance, say
         self._scene = Scene(here, reserve, chance, self.heal)
-        self._load = start_load(here, (
+        self._load = Clients(here.directory, here.port, (
             Group("writers", USER, PASSWORD, schema.WRITE, WRITERS, writes=True),
             Group("readers", USER, PASSWORD, schema.LOOKUP, READERS)))
         self._began = time.monotonic()
@@ -76,8 +73,8 @@ class _Run:
             self.heal()
             healed_after = self._until_healed()
         finally:
-            self._load.stop(signal.SIGTERM, 40)
-        told = json.loads((self._here.directory / "result.json").read_text())
+            self._load.stop()
+        told = self._load.told()
         verdicts = [self._faults_happened(), self._audit()]
         left = self._here.fleet.stop()
         self._reserve.leave()
@@ -118,7 +115,7 @@ class _Run:
                 self._note(f"{what}: over")
             return now >= until
 
-        self._load.wait_until(is_over, "the load runs", until - time.monotonic() + 30)
+        self._load.child.wait_until(is_over, "the load runs", until - time.monotonic() + 30)
 
     def _until_healed(self) -> float:
         """Until no permit is unknown any more and each one's owner lives, or the time is over; how long."""
@@ -154,7 +151,7 @@ class _Run:
     def _all_struck(self) -> bool:
         return all(self._struck[name] for name in FAULTS)
 
-    def _judge(self, told: dict[str, Any]) -> list[Verdict]:
+    def _judge(self, told: Told) -> list[Verdict]:
         server = self._here.server
         ours = [each for each in sessions_from_log(server.log) if each.user == USER]
         seen = ServerSeen("server", ours, refusals_from_log(server.log))  # whoever it is that was refused
@@ -165,49 +162,21 @@ class _Run:
                 Verdict("free", not held, f"permits held at the end: {len(held)}"
                         + "".join(f"; {each.permit} {each.state}" for each in list(held.values())[:3])),
                 Verdict("gone", not gone, f"sessions that lost their permit while they served: {gone}"),
-                judge.judge_writes(writes_of(told, schema.tokens(server, DBNAME)), told["started"],
-                                   told["ended"], 300)]
+                judge.judge_writes(told.writes(schema.tokens(server, DBNAME)), told.started, told.ended,
+                                   WRITES_MIN)]
 
-    def _figures(self, told: dict[str, Any], healed_after: float) -> dict[str, Any]:
-        tenants = told["tenants"].values()
+    def _figures(self, told: Told, healed_after: float) -> dict[str, Any]:
         return {
             "faults": dict(self._struck), "healed_after_seconds": healed_after,
-            "transactions": sum(each["done"] for each in tenants),
-            "writes_acknowledged": sum(len(each["acknowledged"]) for each in tenants),
-            "longest_write_gap_seconds": longest_gap(told),
-            "errors": dict(sum((Counter(each["errors"]) for each in tenants), Counter())),
-            "unknown": sum(each["unknown"] for each in tenants),
-            "reconnects": sum(each["disconnects"] for each in tenants),
+            "transactions": told.total("done"), "writes_acknowledged": len(told.acknowledged),
+            "longest_write_gap_seconds": told.longest_gap_seconds(), "errors": told.errors,
+            "unknown": told.total("unknown"), "reconnects": told.total("disconnects"),
             "unknown_permits": unknown_permits(self._here),
             "proofs": dict(proofs(self._here.fleet.log)), "samples": dict(self._reserve.outcomes),
         }
 
     def _note(self, what: str) -> None:
         self._say(f"{time.monotonic() - self._began:6.1f} s  {what}")
-
-
-def start_load(here: World, groups: tuple[Group, ...]) -> Child:
-    """The clients in a process of their own; SIGTERM makes it write `result.json`."""
-    directory = here.directory
-    spec = LoadSpec("127.0.0.1", here.port, DBNAME, groups, str(directory / "result.json"),
-                    str(directory / "progress.json"))
-    spec.save(directory / "load.json")
-    return Child([sys.executable, "-m", "pooler.demo.load", directory / "load.json"], directory / "load.log",
-                 env={"PYTHONPATH": import_path()})
-
-
-def writes_of(told: dict[str, Any], found: dict[str, int]) -> Writes:
-    """What the writers were told beside what is there."""
-    tenants = told["tenants"].values()
-    return Writes({token: at for each in tenants for token, at in each["acknowledged"]},
-                  frozenset(token for each in tenants for token in each["unknown_tokens"]),
-                  frozenset(token for each in tenants for token in each["refused_tokens"]), found)
-
-
-def longest_gap(told: dict[str, Any]) -> float:
-    """Seconds between two acknowledged writes, whoever made them."""
-    times = sorted(at for each in told["tenants"].values() for _, at in each["acknowledged"])
-    return round(max((b - a for a, b in pairwise(times)), default=0.0), 3)
 
 
 def proofs(log: Path) -> Counter[str]:

@@ -238,8 +238,10 @@ class Pool:
     async def _close(self, server: ServerConn, reason: str) -> None:
         log.info(Event.SESSION_CLOSED, database=self.plan.name, permit=str(server.permit), reason=reason)
         try:
-            if server.owed:  # something still runs there: Terminate alone would not be read before it ends
-                await cancel_and_wait(server, self.plan.settings.cancel_wait_timeout_seconds)
+            if server.owed:  # something still runs there: Terminate alone would not be read before it ends;
+                # beside it, for a server that takes no cancel any more must not keep its permit OPEN so long
+                self.parts.nursery.start_soon(
+                    cancel_and_wait, server, self.plan.settings.cancel_wait_timeout_seconds)
             if server.cut:
                 orderly = await end_without_word(server.sock, CLOSE_TIMEOUT_SECONDS)
                 await session_ended(self.parts.permits, server.opened, orderly=orderly)
