@@ -67,7 +67,7 @@ class Election:
         self._key = keys.leader()
         self._leader = leader
         self._ttl = ttl_seconds
-        self._lease_id = 0  # that our key is on while we lead
+        self.lease_id = 0  # that our key is on while we lead
         self._resigns = trio.Event()
         self.fence: Compare | None = None
         self.holder: Leader | None = None
@@ -105,7 +105,7 @@ class Election:
             return  # another was faster
         fence = Compare(self._key, Field.CREATE, outcome.revision)
         self.fence, self.holder = fence, self._leader
-        self._lease_id, self._resigns = lease.id, trio.Event()
+        self.lease_id, self._resigns = lease.id, trio.Event()
         _log.info(Event.LEADER_ELECTED, revision=outcome.revision)
         try:
             async with trio.open_nursery() as nursery:
@@ -127,7 +127,7 @@ class Election:
             return
         asks = replace(self.holder, blind=tuple(blind), seen=tuple(seen))
         if (asks.blind, asks.seen) != (self.holder.blind, self.holder.seen):
-            put = Put(self._key, asks.encode(), self._lease_id)
+            put = Put(self._key, asks.encode(), self.lease_id)
             if isinstance(await self._store.txn(Txn((self.fence,), (put,))), Won):
                 self.holder = asks
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coordinator.admin import NoAdminPermit
+from coordinator.awaiting import Waits, proof_open
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Look
@@ -33,6 +34,7 @@ from coordinator.session_table import (
 )
 from coordinator.store.api import Put, Store, Txn, absent
 
+LOST_WITH_HOST = "lost with host"  # in the place of a ticket: its host has no coordinator that could read it
 Activities = Mapping[tuple[str, Permit], Doing]
 
 
@@ -86,19 +88,35 @@ SHOWN_STATES = (  # every state that a row may show
 
 def session_rows(
     db: str, snapshot: LedgerSnapshot, activities: Activities, now_us: int,
-    awaiting: Mapping[str, str] | None = None,
+    waits: Mapping[str, Waits] | None = None, hosts: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per permit, unknown ones first, then by slot. Ages in seconds."""
+    """One row per permit, unknown ones first, then by slot. Ages in seconds. `waits`: what the leader says;
+    `hosts`: those with a coordinator, where that is known."""
     ordered = sorted(snapshot.sessions, key=lambda held: (
         held.session.state is not SessionState.UNKNOWN, str(held.session.kind), held.session.slot))
-    return [_row(db, held, activities.get((db, held.permit)), now_us, awaiting or {}) for held in ordered]
+    return [_row(db, held, activities.get((db, held.permit)), now_us, (waits or {}).get(str(held.permit)))
+            | _owner(held.session, snapshot, hosts) for held in ordered]
+
+
+def _owner(session: Session, snapshot: LedgerSnapshot, hosts: Collection[str] | None) -> dict[str, str]:
+    """How its owner is known to have ended; and, where nobody is left who could say so, that its ticket is
+    lost."""
+    died = snapshot.exits.get(session.owner)
+    found = {"owner_ended": died.exit.how if died is not None else ""}
+    if hosts is not None and session.host not in hosts and session.pid and not session.ticket and (
+            session.state is SessionState.UNKNOWN and session.kind is not Kind.ADMIN):
+        found["ticket"] = LOST_WITH_HOST
+    return found
 
 
 def _row(
-    db: str, held: Held, doing: Doing | None, now_us: int, awaiting: Mapping[str, str]
+    db: str, held: Held, doing: Doing | None, now_us: int, waits: Waits | None
 ) -> dict[str, Any]:
     session = held.session
     unknown = session.state is SessionState.UNKNOWN
+    if unknown and waits is None:
+        waits = Waits(proof_open(session), session.backend.address if session.backend else "",
+                      _proofs_open(session), 0)
     return {
         "database": db, "permit": str(session.permit), "kind": str(session.kind), "slot": session.slot,
         "generation": session.generation, "state": shown_state(session, doing),
@@ -107,9 +125,12 @@ def _row(
         "pid": session.pid, "backend": session.backend.address if session.backend else "",
         "epoch": session.epoch, "policy_generation": session.policy_generation,
         "ticket": session.ticket or (str(doing.ticket_id) if doing and doing.ticket_id else ""),
-        "tenant": doing.tenant if doing else "",
+        "tenant": session.tenant or (doing.tenant if doing else ""),
         "abandoned": session.abandoned, "terminating": session.terminating,
-        "awaited_proof": awaiting.get(str(session.permit)) or _proofs_open(session) if unknown else "",
+        "awaited_proof": waits.reason if unknown and waits else "",
+        "waits_for": waits.text() if unknown and waits else "",
+        "waits_since_us": waits.since_us if unknown and waits else 0,
+        "unreachable_since_us": waits.unreachable_since_us if unknown and waits else 0,
     }
 
 
@@ -136,9 +157,10 @@ class Sum:
         """For people."""
         states = ", ".join(f"{count} {_word(state)}" for state, count in sorted(self.by_state.items()))
         oldest = ""
-        if self.oldest_unknown_seconds is not None:
+        if self.oldest_unknown_seconds is not None:  # "unknown" is the last of the states
             waits = f", waits for {self.awaited}" if self.awaited else ""
-            oldest = f" (oldest unknown {self.oldest_unknown_seconds:.0f} s{waits})"
+            what = "oldest" if str(SessionState.UNKNOWN) in self.by_state else "oldest unknown"
+            oldest = f" ({what} {self.oldest_unknown_seconds:.0f} s{waits})"
         return (f"{self.slots} slots: {states + oldest + ', ' if states else ''}{self.free} free; "
                 f"reserve {self.reserve_held}/{self.reserve_slots}; epoch {self.epoch}")
 
@@ -162,7 +184,7 @@ def sum_up(snapshot: LedgerSnapshot, rows: Sequence[Mapping[str, Any]]) -> Sum:
         reserve_slots=limits.reserve if limits else 0,
         epoch=snapshot.epoch.number if snapshot.epoch else 0,
         oldest_unknown_seconds=float(oldest["age_seconds"]) if oldest else None,
-        awaited=str(oldest["awaited_proof"]) if oldest else "",
+        awaited=str(oldest["waits_for"]) if oldest else "",
     )
 
 

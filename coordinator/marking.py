@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -24,6 +25,7 @@ from coordinator.ledger.record import Backend, EpochState, Session
 from coordinator.ledger.rules import MarkOwnerGone, session_of
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.looks import Eyes, LookFailed
+from coordinator.reach import hosts_present
 from coordinator.reaping import orphans, removable_exits
 from coordinator.store.api import Compare, Store, Txn, Won, absent, unchanged
 
@@ -63,7 +65,7 @@ class OwnerReaper:
         if snapshot.epoch is not None and snapshot.epoch.state is EpochState.DRAINING:
             await self._revive_epoch(db, fence)
         await self._mark_orphans(db, snapshot)
-        self._alert(db, snapshot, clock_us)
+        await self._alert(db, snapshot, clock_us)
         if snapshot.exits:
             await self._remove_exits(snapshot, fence)
 
@@ -117,11 +119,14 @@ class OwnerReaper:
                 inspect.remove_table(self._run_dir, boot_id)
                 _log.info(Event.WORKER_FORGOTTEN, worker=boot_id)
 
-    def _alert(self, db: str, snapshot: LedgerSnapshot, clock_us: int) -> None:
+    async def _alert(self, db: str, snapshot: LedgerSnapshot, clock_us: int) -> None:
         alerts = self._watchlists[db].look(db, unwatched(snapshot), clock_us, self._alert_after_us)
         if alerts:
             doing = inspect.read_activities(self._run_dir)
+            there = await hosts_present(self._store, self._keys)
             alerts = [each.told_by(doing.get((db, each.permit))) for each in alerts]
+            alerts = [each if each.ticket or each.host in there or not each.pid
+                      else replace(each, ticket=inspect.LOST_WITH_HOST) for each in alerts]
         tell(self._told[db], alerts, clock_us)
 
     def _tell(self, db: str, session: Session) -> None:

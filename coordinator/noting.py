@@ -22,8 +22,6 @@ from coordinator.ledger.states import SessionState
 from coordinator.session_table import Doing
 from coordinator.store.api import StoreUnavailable, StoreUnknown
 
-LOST_WITH_HOST = "lost with host"  # in the place of a ticket: its host has no coordinator that could read it
-
 _log = structlog.get_logger("coordinator.noting")
 
 

@@ -16,6 +16,7 @@ import trio
 from coordinator import commands, inspect
 from coordinator.alerting import Alerting
 from coordinator.alerts import Alert
+from coordinator.awaiting import Publishing
 from coordinator.counting import Counting
 from coordinator.deaths import bury_earlier_boots
 from coordinator.election import Election, Leader
@@ -90,6 +91,9 @@ class Coordinator:
                            ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
             store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us)
+        self.publishing = Publishing(
+            store, self.keys, self.reconciler.backends.waits, host=spec.host,
+            lease_id=lambda: self.election.lease_id, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler.owners.on_unknown.append(self.workers.became_unknown)
         self.reconciler.backends.on_released.append(self.workers.was_released)
         self.alerting = Alerting(
@@ -136,6 +140,7 @@ class Coordinator:
             nursery.start_soon(self.room.watch)
             nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.reach.lead)
+            nursery.start_soon(self.publishing.lead, fence)
             nursery.start_soon(self.rebuilder.lead, fence)
             await self.reconciler.lead(fence)
             nursery.cancel_scope.cancel()
@@ -190,7 +195,7 @@ class Coordinator:
         rows = []
         for db, ledger in self.ledgers.items():
             rows += inspect.session_rows(
-                db, await ledger.snapshot(), activities, now_us(), self.reconciler.backends.awaiting[db])
+                db, await ledger.snapshot(), activities, now_us(), self.reconciler.backends.waits[db])
         return rows
 
     async def sums(self) -> list[dict[str, Any]]:
@@ -199,8 +204,8 @@ class Coordinator:
         sums = []
         for db, ledger in self.ledgers.items():
             snapshot = await ledger.snapshot()
-            awaiting = self.reconciler.backends.awaiting[db]
-            rows = inspect.session_rows(db, snapshot, activities, now_us(), awaiting)
+            waits = self.reconciler.backends.waits[db]
+            rows = inspect.session_rows(db, snapshot, activities, now_us(), waits)
             found = inspect.sum_up(snapshot, rows)
             sums.append({"database": db, "line": found.line(), **asdict(found)})
         return sums

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 import trio
 
+from coordinator.awaiting import Waits, proof_open
 from coordinator.events import Event
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Awaiting, Look, Proven
@@ -57,6 +58,8 @@ class BackendReaper:
         self._void_said: set[str] = set()
         self._old_said: dict[str, set[tuple[Permit, int]]] = {db: set() for db in ledgers}
         self.awaiting: dict[str, dict[str, str]] = {db: {} for db in ledgers}
+        self.waits: dict[str, dict[str, Waits]] = {db: {} for db in ledgers}  # the same in full, to be shown
+        self._unreachable: dict[str, int] = {}  # nodes that could not be looked at, since when: shown
         self.unknown_since_us: dict[str, int] = {}  # the oldest unknown permit, by database: shown
         self.nursery: trio.Nursery | None = None  # where looks may go on when their pass is over
         self._at_work: set[tuple[str, str]] = set()  # nodes at which a look of an earlier pass goes on
@@ -72,7 +75,7 @@ class BackendReaper:
         unproven = await self._look_up(db, snapshot, cases) if cases else 0
         self._alert_if_old(db, cases)
         if not unproven:
-            self.awaiting[db], self.unknown_since_us[db] = {}, 0
+            self.awaiting[db], self.waits[db], self.unknown_since_us[db] = {}, {}, 0
         return unproven
 
     def clock_us(self) -> int:
@@ -85,6 +88,7 @@ class BackendReaper:
             by_node[case.backend.address if case.backend else ""].append(case)
         named = {str(case.session.permit) for case in cases}
         self.awaiting[db] = {permit: why for permit, why in self.awaiting[db].items() if permit in named}
+        self.waits[db] = {permit: why for permit, why in self.waits[db].items() if permit in named}
         looked = _Looked(len(cases))
         idle = {address: group for address, group in by_node.items() if (db, address) not in self._at_work}
 
@@ -125,10 +129,12 @@ class BackendReaper:
             look = await self._eyes.look(
                 address, fresh=any(first.wants_fresh(case, now, grace) for case in group))
         except LookFailed as failed:
+            self._unreachable.setdefault(address, self._now_us())
             for case in group:
                 self._await(db, case, f"a look: {failed}")
             _log.warning(Event.LOOK_FAILED, database=db, why=str(failed), permits=len(group))
             return len(group)
+        self._unreachable.pop(address, None)
         self._alert_if_void(address, look)
         assert snapshot.head is not None  # reconcile saw to it
         freed = [await self._judge(db, case, look, snapshot.head) for case in group]
@@ -152,7 +158,7 @@ class BackendReaper:
             seen_revision=case.held.mod_revision, exit_revision=case.exit_revision))
         if not isinstance(outcome, Applied):
             return False  # it moved meanwhile: the next pass decides anew
-        self.awaiting[db].pop(str(session.permit), None)
+        self.waits[db].pop(str(session.permit), None)
         self.released[str(proven.proof)] += 1
         self.awaiting[db].pop(str(session.permit), None)
         _log.warning(
@@ -185,7 +191,12 @@ class BackendReaper:
             self._await(db, case, f"its termination: {failed}")
 
     def _await(self, db: str, case: Case, reason: str) -> None:
-        self.awaiting[db][str(case.session.permit)] = reason
+        permit, node = str(case.session.permit), case.backend.address if case.backend else ""
+        before = self.waits[db].get(permit)
+        self.awaiting[db][permit] = reason
+        self.waits[db][permit] = Waits(
+            proof_open(case.session), node, reason, before.since_us if before else self._now_us(),
+            self._unreachable.get(node, 0))
 
     def _alert_if_old(self, db: str, cases: Sequence[Case]) -> None:
         """Those still awaited after so long, once each, with what they wait for."""

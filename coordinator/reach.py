@@ -62,6 +62,11 @@ def present(entries: Iterable[Entry]) -> dict[str, Present]:
     return found
 
 
+async def hosts_present(store: Store, keys: FleetKeys) -> frozenset[str]:
+    """The hosts that have a coordinator now. Raises StoreUnavailable."""
+    return frozenset(each.host for each in present((await store.range(keys.reaches())).entries).values())
+
+
 def better(blind: Collection[str], seen: Collection[str], others: Iterable[Present]) -> Present | None:
     """One that reaches what the leader does not, and all that the leader does. Pure."""
     return next((each for each in others

@@ -106,6 +106,10 @@ class DbKeys:
         """On the lease of the command that drains: gone means it died, and the old epoch comes back."""
         return f"{self.root}drain/{self.db}"
 
+    def awaiting(self) -> str:
+        """On the leader's lease: what its unknown permits wait for."""
+        return f"{self.root}awaiting/{self.db}"
+
     def alias(self) -> str:
         return f"{self.root}policy/{self.db}/alias"
 

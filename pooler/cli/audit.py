@@ -138,6 +138,25 @@ def explain(
     raise typer.Exit(0 if row is not None else 1)
 
 
+def _waiting(row: dict[str, Any]) -> list[str]:
+    """Which proof is awaited, since when, who looks, and whether the server can be reached."""
+    from coordinator.awaiting import clock_time
+
+    known = f"known to have ended ({row['owner_ended']})" if row["owner_ended"] else "not known to have ended"
+    lines = [f"its owner's process is {known}"]
+    since = f" since {clock_time(row['waits_since_us'])}" if row["waits_since_us"] else ""
+    proofs = "absent, or restarted" if row["pid"] else "never_born"
+    seen_at = row["backend"]
+    if not seen_at:
+        return [*lines, f"waits{since} for an attestation: it names no server that could be looked at"]
+    lines.append(f"waits{since} for proof {proofs} on {seen_at}: {row['awaited_proof']}")
+    if row["unreachable_since_us"]:
+        lines.append(f"{seen_at} is unreachable since {clock_time(row['unreachable_since_us'])}")
+    if row["told_by"]:
+        return [*lines, f"the leading coordinator on {row['told_by']} looks; so could any that reaches it"]
+    return [*lines, f"no leader tells of it (yet): any coordinator that can look at {seen_at} could see it"]
+
+
 def explanation(row: dict[str, Any]) -> list[str]:
     """A permit for people."""
     from pooler.cli.out import duration
@@ -148,11 +167,12 @@ def explanation(row: dict[str, Any]) -> list[str]:
         f"owner {row['owner']} on {row['host']}, pool {row['user']}@{row['dbname']}, epoch {row['epoch']}",
         f"server process {row['pid'] or 'not known'} at {at}",
     ]
+    if row["ticket"]:
+        whose = f" of {row['tenant']}" if row["tenant"] else ""
+        lines.append(f"in a transaction: ticket {row['ticket']}{whose}")
     if row["state"] != "SESSION_UNKNOWN":
         return [*lines, "its owner frees it when the server has ended the session"]
-    seen_at = row["backend"]
-    who = f"any coordinator that can look at {seen_at}" if seen_at else "nobody: it names no server"
-    lines.append(f"waits for proof: {row['awaited_proof']}; could be seen by {who}")
+    lines += _waiting(row)
     if row["abandoned"]:
         lines.append("its owner gave the attempt up")
     if row["terminating"]:

@@ -17,14 +17,15 @@ from pooler.cli.options import (
     PrefixOption,
 )
 from pooler.cli.rebuild import rebuild
+from pooler.cli.watch import watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coordinator.inspect import Resolved
+    from coordinator.inspect import Resolved, Sum
     from coordinator.ledger.record import Permit
     from coordinator.ledger.snapshot import LedgerSnapshot
-    from pooler.cli.reach import Where
+    from pooler.cli.reach import Reached, Where
 
 app = typer.Typer(
     help="The ledger of session permits.", epilog="Example: pooler ledger show orders",
@@ -39,6 +40,7 @@ def _group() -> None:
 app.command("audit")(audit)
 app.command("explain")(explain)
 app.command("rebuild")(rebuild)
+app.command("watch")(watch)
 
 
 @app.command()
@@ -63,7 +65,7 @@ def show(
 
     import trio
 
-    from pooler.cli.out import duration, print_json, print_table
+    from pooler.cli.out import print_json, print_table
     from pooler.cli.reach import Where
 
     states = None if state is None else states_meant(state)
@@ -74,11 +76,19 @@ def show(
         return
     print(f"{name}: {found.line()}")
     if wanted:
-        print_table(
-            ("PERMIT", "STATE", "AGE", "OWNER", "HOST", "POOL", "PID", "EPOCH", "TICKET", "AWAITS"),
-            [(row["permit"], row["state"], duration(row["age_seconds"]), row["owner"][:8], row["host"],
-              f"{row['user']}@{row['dbname']}", row["pid"] or "", row["epoch"], row["ticket"],
-              row["awaited_proof"]) for row in wanted])
+        print_table(HEAD, cells(wanted))
+
+
+HEAD = ("PERMIT", "STATE", "AGE", "OWNER", "HOST", "POOL", "PID", "EPOCH", "TICKET", "AWAITS")
+
+
+def cells(rows: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """The lines of a table of permits."""
+    from pooler.cli.out import duration
+
+    return [(row["permit"], row["state"], duration(row["age_seconds"]), row["owner"][:8], row["host"],
+             f"{row['user']}@{row['dbname']}", row["pid"] or "", row["epoch"], row["ticket"],
+             row["awaited_proof"]) for row in rows]
 
 
 def states_meant(wanted: str) -> frozenset[str]:
@@ -116,8 +126,7 @@ def permit_named(text: str) -> Permit:
 
 async def read_rows(where: Where, name: str) -> tuple[str, list[dict[str, Any]], Any]:
     """(the ledger's name, a row per permit, the sum of them)."""
-    from coordinator import inspect
-    from pooler.cli.reach import now_us, reach
+    from pooler.cli.reach import reach
 
     async with reach(where) as reached:
         db = reached.db(name)
@@ -126,9 +135,23 @@ async def read_rows(where: Where, name: str) -> tuple[str, list[dict[str, Any]],
         if ledger.lost:
             print(f"{db}: this ledger is lost (etcd was wiped or restored): what is shown proves nothing; "
                   "see pooler ledger rebuild", file=sys.stderr)
-        activities = inspect.read_activities(reached.run_dir) if reached.run_dir else {}
-        rows = inspect.session_rows(db, snapshot, activities, now_us())
-        return db, rows, inspect.sum_up(snapshot, rows)
+        return db, *await rows_of(reached, db, snapshot)
+
+
+async def rows_of(reached: Reached, db: str, snapshot: LedgerSnapshot) -> tuple[list[dict[str, Any]], Sum]:
+    """(a row per permit, the sum of them), with what the leader says of those that are unknown."""
+    from coordinator import inspect
+    from coordinator.awaiting import read_awaited
+    from coordinator.reach import hosts_present
+    from pooler.cli.reach import now_us
+
+    activities = inspect.read_activities(reached.run_dir) if reached.run_dir else {}
+    leader, waits = await read_awaited(reached.store, reached.keys, db)
+    hosts = await hosts_present(reached.store, reached.keys)
+    rows = inspect.session_rows(db, snapshot, activities, now_us(), waits, hosts)
+    for row in rows:
+        row["told_by"] = leader if row["permit"] in waits else ""
+    return rows, inspect.sum_up(snapshot, rows)
 
 
 @app.command()

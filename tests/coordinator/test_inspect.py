@@ -48,7 +48,7 @@ async def test_unknown_permits_come_first_and_the_sum_line_counts_them(
             (2, "SESSION_UNKNOWN"), (0, "OPEN_BUSY"), (1, "OPEN_IDLE")]
         assert (rows[1]["ticket"], rows[1]["tenant"], rows[0]["age_seconds"]) == ("7", "acme", 42.0)
         assert sum_up(snapshot, rows).line() == (
-            "4 slots: 1 busy, 1 idle, 1 unknown (oldest unknown 42 s, waits for absent or restarted (pid 44))"
+            "4 slots: 1 busy, 1 idle, 1 unknown (oldest 42 s, waits for absent on 127.0.0.1:5432)"
             ", 1 free; reserve 0/0; epoch 1")
 
 
