@@ -7,6 +7,7 @@ Pure. All of it is only tried, as `known` says.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from coordinator.ledger.batch import Wanted
 from coordinator.ledger.homes import Home
@@ -26,6 +27,7 @@ from coordinator.ledger.reservation import (
 )
 from coordinator.store.api import Entry
 
+_alias = lru_cache(16)(Alias.decode)
 WINDOWS_MAX = 1_000  # remembered; then anew
 
 Alike = tuple[str, str, str, Limits]  # requests that differ in nothing but their receipts
@@ -59,7 +61,7 @@ class Basis:
             return None
         if not entries:
             return Limits(0)
-        alias = Alias.decode(entries[0].value)
+        alias = _alias(entries[0].value)
         if not {0, alias.granting, alias.taking_over} <= {0, *self.limits, *self.unpublished}:
             return None
         return limits_for(alias, ask.request_id, ask.kind, self.limits)

@@ -84,9 +84,8 @@ class Record:
     def encode(self) -> bytes:
         """The msgpack map, with schema."""
         values: dict[str, Any] = dict(getattr(self, "extra", {}))
-        for f in fields(self):
-            if f.name != "extra":
-                values[f.name] = _plain(getattr(self, f.name))
+        for name in _names(type(self)):
+            values[name] = _plain(getattr(self, name))
         values["schema"] = SCHEMA
         packed: bytes = msgpack.packb(values)
         return packed
@@ -99,15 +98,26 @@ class Record:
             raise ValueError(f"not a {cls.name} record")
         if values["schema"] > SCHEMA:
             raise UnknownSchema(f"{cls.name}: schema {values['schema']}, this version reads {SCHEMA}")
-        known = {f.name for f in fields(cls)} - {"extra"}
+        known = _names(cls)
         taken = {key: value for key, value in values.items() if key in known}
-        if any(f.name == "extra" for f in fields(cls)):
+        if hasattr(cls, "extra"):
             taken["extra"] = {k: v for k, v in values.items() if k not in known and k != "schema"}
         return cls._build(taken)
 
     @classmethod
     def _build(cls, values: dict[str, Any]) -> Self:
         return cls(**values)
+
+
+_NAMES: dict[type[Record], Mapping[str, None]] = {}
+
+
+def _names(record: type[Record]) -> Mapping[str, None]:
+    """Its fields but `extra`, in their order."""
+    names = _NAMES.get(record)
+    if names is None:
+        names = _NAMES[record] = {f.name: None for f in fields(record) if f.name != "extra"}
+    return names
 
 
 def pool_name(dbname: str, pool: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from coordinator.ledger.keys import DbKeys, only, prefix_end
 from coordinator.ledger.limits import Limits, generation_for
@@ -31,6 +32,9 @@ from coordinator.ledger.states import SessionState
 from coordinator.store.api import Compare, Entry, Put, Txn, absent, nothing_in, unchanged
 
 WINDOW = 64  # slots that one coordinator looks at at a time
+# what one reservation after another stands on, and what seldom changes
+_worker, _head = lru_cache(256)(Worker.decode), lru_cache(16)(LedgerHead.decode)
+_epoch, _alias = lru_cache(16)(Epoch.decode), lru_cache(16)(Alias.decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ def plan_reservation(
     if isinstance(base, Refused):
         return base
     worker, head, epoch_entry, alias_entry, epoch, alias = base
-    owner = Worker.decode(worker.value)
+    owner = _worker(worker.value)
     if grounds.beyond:
         return Refused(Code.FULL, "slots beyond the policy's number are still held")
     usable = grounds.limits.usable(ask.kind, epoch.failover)
@@ -171,7 +175,7 @@ def plan_reservation(
     if seat is None:
         return Refused(Code.SEATS_FULL)
     session = Session(
-        kind=ask.kind, slot=slot, generation=-LedgerHead.decode(head.value).generation_base,
+        kind=ask.kind, slot=slot, generation=-_head(head.value).generation_base,
         state=SessionState.RESERVED, owner=ask.owner, host=ask.host,
         dbname=ask.dbname, user=ask.user, pool=ask.pool, seat=seat, request_id=ask.request_id,
         epoch=epoch.number,
@@ -231,13 +235,13 @@ def _standing(
     """The keys a reservation stands on, or which of them forbids it."""
     if grounds.head is None:
         return Refused(Code.LEDGER_LOST, "the ledger's key is missing")
-    if LedgerHead.decode(grounds.head.value).state is not LedgerState.ACTIVE:
+    if _head(grounds.head.value).state is not LedgerState.ACTIVE:
         return Refused(Code.LEDGER_LOST, "the ledger is recovering")
     if grounds.epoch is None or grounds.alias is None:
         return Refused(Code.LEDGER_UNAVAILABLE, "no backend epoch or no policy is published")
     if grounds.worker is None:
         return Refused(Code.LEDGER_UNAVAILABLE, "the owner is not registered")
-    epoch, alias = Epoch.decode(grounds.epoch.value), Alias.decode(grounds.alias.value)
+    epoch, alias = _epoch(grounds.epoch.value), _alias(grounds.alias.value)
     if not generation_for(alias, ask.request_id, ask.kind):
         return Refused(Code.LEDGER_UNAVAILABLE, "no policy is active")
     # an admin session looks at the server while it drains: it runs no transaction of a client

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from coordinator.ledger.access import Access, first
 from coordinator.ledger.answers import Granted
@@ -31,6 +32,7 @@ from coordinator.ledger.snapshot import reading
 from coordinator.store.api import TXN_OPERATIONS_MAX, Entry, Lost, StoreUnavailable, StoreUnknown, Txn, Won
 
 ROUNDS_MAX = 12  # of plan and lose
+_head = lru_cache(16)(LedgerHead.decode)
 LOSSES_TOGETHER = 2  # after so many a request goes on alone
 
 
@@ -269,5 +271,5 @@ def _answer_all(pending: Sequence[Pending], answer: Refused | Exception) -> None
 
 def _granted_of(session: Session, head: Entry | None, mod_revision: int) -> Granted:
     address = session.backend.address if session.backend else ""
-    tag = LedgerHead.decode(head.value).tag if head else ""
+    tag = _head(head.value).tag if head else ""
     return Granted(session.permit, session.epoch, address, tag, mod_revision)

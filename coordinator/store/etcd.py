@@ -1,7 +1,7 @@
 """The store on a real etcd: etcd3's generated stubs over `grpc.aio`, inside a trio-asyncio loop.
 
-This file and `etcd_messages` are the only ones that know etcd. A request that certainly was not carried out
-is tried at the next member; one whose outcome is unknown is never repeated here.
+This file, `etcd_messages` and `etcd_wire` are the only ones that know etcd. A request that certainly was not
+carried out is tried at the next member; one whose outcome is unknown is never repeated here.
 """
 
 from __future__ import annotations
@@ -35,16 +35,8 @@ from coordinator.store.api import (
     Won,
     prefix_end,
 )
-from coordinator.store.etcd_messages import (
-    changes,
-    compare_of,
-    delete_op,
-    entries,
-    meaning,
-    put_op,
-    range_op,
-    rpc,
-)
+from coordinator.store.etcd_messages import changes, entries, meaning, range_op, rpc
+from coordinator.store.etcd_wire import TXN_METHOD, decode_txn_answer, encode_txn
 
 REQUEST_TIMEOUT_SECONDS = 2.0
 WATCH_BATCHES_MAX = 256  # waiting for their reader; then etcd waits
@@ -111,6 +103,12 @@ class _Member:
     @cached_property
     def kv(self) -> Any:
         return rpc.KVStub(self.channel)
+
+    @cached_property
+    def txn(self) -> Any:
+        """Takes a Txn, answers Won or Lost."""
+        return self.channel.unary_unary(
+            TXN_METHOD, request_serializer=encode_txn, response_deserializer=decode_txn_answer)
 
     @cached_property
     def lease(self) -> Any:
@@ -185,17 +183,9 @@ class EtcdStore:
     async def txn(self, txn: Txn) -> Won | Lost:
         if len(set(txn.deletes)) != len(txn.deletes):  # the one repetition that etcd lets pass
             raise ValueError("a key is named twice in one transaction")
-        request = rpc.TxnRequest(
-            compare=[compare_of(compare) for compare in txn.compares],
-            success=[*(put_op(put.key, put.value, put.lease) for put in txn.puts),
-                     *(delete_op(key) for key in txn.deletes)],
-            failure=[range_op(start, end) for start, end in txn.reads],
-        )
         writes = bool(txn.puts or txn.deletes)
-        answer = await self._unary("txn", lambda member: member.kv.Txn, request, writes=writes)
-        if answer.succeeded:
-            return Won(answer.header.revision)
-        return Lost(answer.header.revision, tuple(entries(each.response_range) for each in answer.responses))
+        outcome: Won | Lost = await self._unary("txn", lambda member: member.txn, txn, writes=writes)
+        return outcome
 
     def watch(
         self, prefix: str, *, after: int

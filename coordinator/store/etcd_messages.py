@@ -1,4 +1,4 @@
-"""etcd's messages and what its failures mean: beside `etcd` the only file that knows etcd.
+"""etcd's messages and what its failures mean: with `etcd` and `etcd_wire` all that knows etcd.
 
 `meaning` decides it in one place: a request that certainly never reached etcd, or that etcd refused whole, is
 StoreUnavailable; anything else that ends without an answer is StoreUnknown if it could have written.
@@ -15,9 +15,7 @@ import grpc.aio
 
 from coordinator.store.api import (
     Change,
-    Compare,
     Entry,
-    Field,
     LeaseGone,
     StoreFull,
     StoreUnavailable,
@@ -30,7 +28,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from etcd3 import etcdrpc as rpc
 
-__all__ = ["changes", "compare_of", "delete_op", "entries", "meaning", "put_op", "range_op", "rpc"]
+__all__ = ["changes", "entries", "meaning", "range_op", "rpc"]
 
 # what etcd and gRPC say when a request was certainly not carried out
 NEVER_CARRIED_OUT = (
@@ -57,28 +55,9 @@ def meaning(error: grpc.aio.AioRpcError, writes: bool) -> Exception:
     return StoreUnknown(details)
 
 
-def compare_of(compare: Compare) -> Any:
-    message = rpc.Compare(key=compare.key.encode(), result=rpc.Compare.EQUAL)
-    if compare.field is Field.CREATE:
-        message.target, message.create_revision = rpc.Compare.CREATE, compare.revision
-    else:
-        message.target, message.mod_revision = rpc.Compare.MOD, compare.revision
-    if compare.range_end is not None:
-        message.range_end = compare.range_end.encode()
-    return message
-
-
 def range_op(start: str, end: str | None) -> Any:
     request = rpc.RangeRequest(key=start.encode(), range_end=end.encode() if end else b"")
     return rpc.RequestOp(request_range=request)
-
-
-def put_op(key: str, value: bytes, lease: int) -> Any:
-    return rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease))
-
-
-def delete_op(key: str) -> Any:
-    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key.encode()))
 
 
 def _entry(kv: Any) -> Entry:
