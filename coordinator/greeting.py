@@ -2,7 +2,8 @@
 
 Registering puts the worker's key again, so whatever reservation of it is still on its way, sent by this
 coordinator or by one before it, can only lose. What it had asked for on this host ends first; after that each
-slot of it is one that it lists, one whose answer it has yet to get, or one that it never connected under.
+slot of it is one that it lists (or had, before its session was moved), one whose answer it has yet to get, or
+one that it never connected under.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ CONNECTED = frozenset({SessionState.OPEN, SessionState.CLOSING})
 
 _log = structlog.get_logger("coordinator.workers")
 
-Found = dict[tuple[str, Permit], Session]
+Key = tuple[str, Permit]
+Found = dict[Key, Session]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Settled:
 
     unknown: list[Any] = field(default_factory=list)
     gone: list[Any] = field(default_factory=list)
+    moved: list[Any] = field(default_factory=list)
 
 
 class Greeter:
@@ -82,6 +85,8 @@ class Greeter:
         listed = {(each["db"], parse_permit(each["permit"])) for each in args.get("permits") or ()}
         before = set(local.requests)
         found = await self._standing(local.boot_id)
+        moved = _moved(found, listed)
+        listed = {moved.get(key, key) for key in listed}
         awaited = await self._awaited(local, link, found, set(args.get("requests") or ()))
         for (db, permit), session in found.items():
             if (db, permit) not in listed | awaited:
@@ -97,7 +102,8 @@ class Greeter:
             [[db, permit_list(permit)] for db, permit in found.keys() & listed
              if found[db, permit].state is SessionState.UNKNOWN],
             [[db, permit_list(permit)] for db, permit in listed - found.keys()
-             if db in self._ledgers and not self.is_lost(db) and not self._is_of_before(db, permit)])
+             if db in self._ledgers and not self.is_lost(db) and not self._is_of_before(db, permit)],
+            [[db, permit_list(old), permit_list(new)] for (db, old), (_, new) in moved.items()])
 
     async def _standing(self, boot_id: str) -> Found:
         """Every slot of every ledger that stands under this boot id."""
@@ -165,3 +171,9 @@ class Greeter:
         view = self._views.views[db]
         recovering = view.head is not None and view.head.state is not LedgerState.ACTIVE
         return bool(view.lost) or recovering or self._ledgers[db].lost
+
+
+def _moved(found: Found, listed: Collection[Key]) -> dict[Key, Key]:
+    """What it lists of sessions that were moved to another slot, and where those stand."""
+    return {(db, before): (db, permit) for (db, permit), session in found.items()
+            if (before := session.moved_from) is not None and (db, before) in listed}

@@ -17,12 +17,12 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.living import Living
 from coordinator.ledger.record import (
     Epoch,
     EpochState,
     LedgerHead,
     LedgerState,
-    Living,
     Permit,
     backend_from,
     pool_name,

@@ -17,7 +17,7 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
-from coordinator.ledger.record import Epoch, Permit, Record, Worker, WorkerExit
+from coordinator.ledger.record import Epoch, Permit, Record, Session, Worker, WorkerExit
 from coordinator.link import Link
 from coordinator.store.api import (
     TXN_OPERATIONS_MAX,
@@ -85,6 +85,11 @@ class Local:
     @property
     def boot_id(self) -> str:
         return self.who.boot_id
+
+    def name_of(self, db: str, session: Session) -> Permit:
+        """The permit by which it knows this session: the one before, until it has heard that it was moved."""
+        before = session.moved_from
+        return before if before is not None and (db, before) in self.permits else session.permit
 
 
 class Unregistered(Exception):

@@ -78,7 +78,7 @@ class WorkerServer:
         """A reaper marked it: its owner, if it is linked here, reasserts what it still holds."""
         local = self.registry.workers.get(session.owner)
         if local is not None and local.link is not None:
-            _notify(local.link, "permit_unknown", db=db, permit=permit_list(session.permit))
+            _notify(local.link, "permit_unknown", db=db, permit=permit_list(local.name_of(db, session)))
 
     def was_released(self, db: str, session: Session) -> None:
         """A reaper freed it: an owner that had given it up need not follow it any more."""
@@ -86,9 +86,10 @@ class WorkerServer:
         if local is None:
             self.granting.stir(db)
             return
-        self.drop(local, db, session.permit)
+        permit = local.name_of(db, session)
+        self.drop(local, db, permit)
         if local.link is not None:
-            _notify(local.link, "permit_gone", db=db, permit=permit_list(session.permit))
+            _notify(local.link, "permit_gone", db=db, permit=permit_list(permit))
 
     def drop(self, local: Local, db: str, permit: Permit) -> None:
         """The worker does not hold it any more: whoever waits may try."""
@@ -156,6 +157,7 @@ class _Peer:
             "ledgers": {db: view.for_workers() for db, view in server.views.views.items()},
             "unknown": heard.unknown,
             "gone": heard.gone,
+            "moved": heard.moved,
         }
 
     async def heartbeat(self, args: Args) -> Args:

@@ -129,8 +129,7 @@ class WorkerPermits:
         """Idempotent: a second release finds nothing, changes nothing, and says so."""
         local, db, permit = self._worker(), args["db"], parse_permit(args["permit"])
         release = Release(permit, Proof(args["proof"]), Actor.OWNER, observer=local.boot_id)
-        self._heard(local, db, permit)
-        outcome = await self._ledger(db).apply(release)
+        outcome = await self._apply(local, db, release)
         if isinstance(outcome, Applied):
             _log.debug(Event.PERMIT_RELEASED, database=db, permit=str(permit), proof=args["proof"],
                        owner=local.boot_id, observer=local.boot_id)
@@ -143,13 +142,19 @@ class WorkerPermits:
 
     async def _command(self, args: Args, command: Command) -> Args:
         local, db = self._worker(), args["db"]
-        self._heard(local, db, command.permit)
-        outcome = await self._ledger(db).apply(command)
+        outcome = await self._apply(local, db, command)
         if isinstance(outcome, Refused):
             if outcome.code is Code.GONE:
                 self._server.drop(local, db, command.permit)
             raise LinkRefused(outcome.code, outcome.detail)
         return {}
+
+    async def _apply(self, local: Local, db: str, command: Command) -> Applied | Refused:
+        self._heard(local, db, command.permit)
+        outcome, permit = await self._ledger(db).apply_for(local.boot_id, command)
+        if permit != command.permit and (db, permit) in local.permits:  # it has not heard of the move yet
+            local.permits[db, command.permit] = local.permits.pop((db, permit))
+        return outcome
 
     def _heard(self, local: Local, db: str, permit: Permit) -> None:
         """It has the answer to the request that this permit came from: the receipt may go."""

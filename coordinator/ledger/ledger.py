@@ -199,16 +199,19 @@ class Ledger:
         limits = {int(e.key.rpartition("/")[2]): self._limits_of(e.value) for e in policies}
         return snapshot_from(outcome.reads, outcome.revision, limits)
 
-    async def apply_for(self, owner: str, command: Command) -> Applied | Refused:
-        """As `apply`, for a worker that may not have heard yet that a session of its was moved."""
+    async def apply_for(self, owner: str, command: Command) -> tuple[Applied | Refused, Permit]:
+        """As `apply`, for a worker that may not have heard yet that a session of its was moved; with the
+        permit that it was done to."""
         outcome = await self.apply(command)
         if not isinstance(outcome, Refused) or outcome.code is not Code.GONE:
-            return outcome
+            return outcome, command.permit
         try:
             moved = await self._moved_to(command.permit, owner)
         except (StoreUnavailable, StoreUnknown) as why:
-            return Refused(Code.LEDGER_UNAVAILABLE, str(why))
-        return outcome if moved is None else await self.apply(replace(command, permit=moved))
+            return Refused(Code.LEDGER_UNAVAILABLE, str(why)), command.permit
+        if moved is None:
+            return outcome, command.permit
+        return await self.apply(replace(command, permit=moved)), moved
 
     async def _moved_to(self, permit: Permit, owner: str) -> Permit | None:
         """The permit that this session has now: a slot it is gone from, it never comes back to."""

@@ -297,36 +297,13 @@ class LedgerHead(Record):
     rebuilt: str = ""  # of a ledger that took a lost one's place: the `operator/` entry, ordered by time
     tag_before: str = ""  # what was reserved and not opened in that one was to be born under it
     generation_base: int = 0  # above every generation of that one: etcd's revisions may come again
+    frozen: str = ""  # who forbade that it grows, until it is thawed
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def _build(cls, values: dict[str, Any]) -> Self:
         values["state"] = LedgerState(values["state"])
         return cls(**values)
-
-
-@dataclass(frozen=True, slots=True)
-class Living:
-    """A session that a worker holds open, as it tells of it when the ledger is rebuilt.
-
-    `permit` is the one it had in the ledger that was lost; `seats`: sessions that its pool may have over the
-    whole fleet.
-    """
-
-    permit: Permit
-    dbname: str
-    user: str
-    seats: int
-    pid: int
-    backend_start_us: int
-    backend: Backend
-    epoch: int
-    pool: str = ""
-
-    @property
-    def process(self) -> tuple[int, int]:
-        """The server process, as nothing else at that server was or will be."""
-        return self.pid, self.backend_start_us
 
 
 class EpochState(StrEnum):
@@ -389,15 +366,3 @@ class Alias(Record):
         """The generation that grants a fraction of the requests beside that one; 0: none."""
         return self.shadow if self.takeover_fraction > 0 and self.shadow != self.withdrawn else 0
 
-
-@dataclass(frozen=True, slots=True)
-class Attestation(Record):
-    """`operator/<time-ordered id>`: who forced what, with evidence."""
-
-    name: ClassVar[str] = "operator"
-
-    who: str
-    what: str
-    evidence: str
-    at_us: int
-    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)

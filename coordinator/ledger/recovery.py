@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from coordinator.ledger.keys import DbKeys
+from coordinator.ledger.living import Living
 from coordinator.ledger.proofs import Look, Row
 from coordinator.ledger.record import (
     Backend,
     Kind,
     LedgerHead,
     LedgerState,
-    Living,
     Permit,
     Receipt,
     Seat,

@@ -44,14 +44,16 @@ class Hearing:
     def handlers(self) -> Mapping[str, Handler]:
         """What the coordinator may call."""
         return {"ledger": self._on_ledger, "permit_unknown": self._on_unknown, "permit_gone": self._on_gone,
-                "shed": self._on_shed, "cancel": self._on_cancel, "show": self._on_show,
-                "command": self._on_command,
+                "shed": self._on_shed, "retire": self._on_retire, "cancel": self._on_cancel,
+                "show": self._on_show, "command": self._on_command,
                 **recovering.handlers(self._holdings, self._holder, self._ledgers)}
 
     def heard(self, answer: Args) -> None:
         """The answer to hello: every ledger, and every permit that is not as we said."""
         for db, ledger in answer["ledgers"].items():
             self._see(LedgerView.parse(db, ledger))
+        for db, old, new in answer.get("moved") or ():
+            recovering.take(db, [[old, new]], self._holdings, self._holder)
         for db, permit in answer["gone"]:
             self.gone(db, _permit(permit))
         for db, permit in answer["unknown"]:
@@ -113,6 +115,13 @@ class Hearing:
 
     async def _on_gone(self, args: Args) -> None:
         self.gone(args["db"], _permit(args["permit"]))
+
+    async def _on_retire(self, args: Args) -> None:
+        view = self._ledgers.get(args["db"])
+        if view is None or not view.grows:
+            return  # nothing is closed by choice while no other could be had
+        for permit in args["permits"]:
+            self._holder.give_up(args["db"], _permit(permit))
 
     async def _on_shed(self, args: Args) -> None:
         self._holder.shed(args["db"], args["pool"], args["user"], args["count"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from coordinator.ledger.record import Living, Permit
+from coordinator.ledger.living import Living
+from coordinator.ledger.record import Permit
 from pooler.pool.ledger_view import LedgerView
 
 
@@ -44,6 +45,9 @@ class Holder(Protocol):
 
     def terminate(self, db: str, permit: Permit) -> None:
         """The session may not be kept: close it with proof, as soon as it can be."""
+
+    def give_up(self, db: str, permit: Permit) -> None:
+        """There is no slot for its session any more: close it with proof as it falls idle."""
 
     def shed(self, db: str, pool: str, user: str, count: int) -> None:
         """Another worker waits: close so many sessions of the pool as they fall idle."""

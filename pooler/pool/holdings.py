@@ -97,7 +97,7 @@ class Holdings:
         return [held for held in self._held.values() if held.db == db]
 
     def exchange(self, db: str, permit: Permit, new: Permit) -> bool:
-        """A rebuilt ledger has this open session under another permit. False: it is not open any more."""
+        """The ledger has this open session under another permit. False: it is not open any more."""
         held = self._held.get((db, permit))
         if held is None or held.ending or held.state is not SessionState.OPEN:
             return False

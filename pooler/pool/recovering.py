@@ -55,8 +55,8 @@ def tell(db: str, holdings: Holdings, holder: Holder, view: LedgerView | None) -
 
 
 def take(db: str, moves: list[list[Any]], holdings: Holdings, holder: Holder) -> dict[str, Any]:
-    """Carry `moved` out. A session that got no permit is closed; `lost` are the new permits of those that
-    have ended, or begun to end, since they were told of.
+    """Carry `moved` out; saying it again changes nothing. A session that got no permit is closed; `lost` are
+    the new permits of those that have ended, or begun to end, since they were told of.
     """
     lost: list[Any] = []
     for raw, new in moves:
@@ -64,6 +64,8 @@ def take(db: str, moves: list[list[Any]], holdings: Holdings, holder: Holder) ->
         if new is None:
             log.error(Event.SESSION_PERMIT_GONE, db=db, permit=str(permit), why="no slot was free for it")
             holder.terminate(db, permit)
+        elif (db, named(new)) in holdings:
+            continue  # it was told before, and its answer did not arrive
         elif not holder.holds(db, permit) or not holdings.exchange(db, permit, named(new)):
             lost.append(new)
         else:

@@ -11,6 +11,9 @@ from pooler.observe.events import Event
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.pool import IDLE, Pool
 from pooler.relay.leaving import CHANGED
+from pooler.relay.server import ServerConn
+
+NO_SLOT = "its policy has fewer slots now"
 
 log = structlog.get_logger()
 
@@ -20,7 +23,9 @@ def ledger_changed(pool: Pool, view: LedgerView) -> None:
     core = pool.core
     changed = (view.epoch, view.serving) != (core.epoch, core.serving)
     core.epoch, core.serving = view.epoch, view.serving
-    core.ages = view.reachable and view.whole  # else nothing is closed by choice, nor by age
+    core.ages = view.reachable and view.whole and not view.frozen  # else nothing is closed by choice, nor by age
+    if not core.ages:
+        _keep_given_up(pool)
     if changed:
         if view.epoch:
             log.info(Event.EPOCH_CHANGED, database=pool.plan.name, epoch=view.epoch, serving=view.serving)
@@ -56,6 +61,21 @@ def _break_off_holders(pool: Pool) -> None:
                 server.retire = CHANGED
             else:
                 client.break_off("57P01", CHANGED)
+
+
+def give_up(pool: Pool, server: ServerConn) -> None:
+    """Its policy has no slot for this session any more: it is closed, or as it falls idle."""
+    if server in pool.core.idle:
+        pool.retire(server, NO_SLOT)
+    elif server in pool.core.active:
+        server.retire = server.retire or NO_SLOT
+
+
+def _keep_given_up(pool: Pool) -> None:
+    """Nobody could say now that its slot is free again."""
+    for server in pool.core.active:
+        if server.retire == NO_SLOT:
+            server.retire = ""
 
 
 def stop(pool: Pool) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import structlog
 import trio
 
-from coordinator.ledger.record import Living, Permit
+from coordinator.ledger.living import Living
+from coordinator.ledger.record import Permit
 from pooler.observe.events import Event
+from pooler.pool import steering
 from pooler.pool.holder import LateCheckout
 from pooler.pool.ledger_view import LedgerView
 from pooler.relay.cancel import cancel_for
@@ -85,6 +87,12 @@ class WorkerHolder:
         if server is not None:
             server.give_up("the ledger wants it closed")
         self._end_replication(db, permit)
+
+    def give_up(self, db: str, permit: Permit) -> None:
+        """There is no slot for its session any more: close it with proof as it falls idle."""
+        server = self._registry.server(db, permit)
+        if server is not None:
+            steering.give_up(server.pool, server)
 
     def _end_replication(self, db: str, permit: Permit) -> None:
         client = self._registry.replication(db, permit)

@@ -9,8 +9,9 @@ import pytest
 from coordinator.ledger.access import Memory, Seen
 from coordinator.ledger.invariants import check_ledger
 from coordinator.ledger.ledger import Applied, Granted, Ledger
+from coordinator.ledger.living import Living
 from coordinator.ledger.proofs import Look, Proven, Row, proof_of_absence
-from coordinator.ledger.record import Kind, LedgerHead, LedgerState, Living, Permit, Session
+from coordinator.ledger.record import Kind, LedgerHead, LedgerState, Permit, Session
 from coordinator.ledger.recovery import (
     Role,
     disagreement,

@@ -209,8 +209,9 @@ async def test_what_a_worker_says_of_a_session_by_its_old_permit_is_done_to_the_
     w = world()
     granted = await opened(w, 3)
     assert isinstance(await move(w, granted.permit, 1), Applied)
-    said = await w.another().apply_for("A", command(granted.permit))
+    said, permit = await w.another().apply_for("A", command(granted.permit))
     assert isinstance(said, Applied)
+    assert permit == Permit(MAIN, 1, granted.permit.generation)
     assert said.session is None or said.session.slot == 1
     assert await slots(w) == ([] if said.session is None else [1])
 
@@ -219,8 +220,9 @@ async def test_only_its_own_worker_reaches_a_session_by_its_old_permit() -> None
     w = world()
     granted = await opened(w, 3)
     await move(w, granted.permit, 1)
-    for refused in (await w.ledger.apply_for("B", Closing(granted.permit)),
-                    await w.ledger.apply(Closing(granted.permit))):
+    by_another, permit = await w.ledger.apply_for("B", Closing(granted.permit))
+    assert permit == granted.permit
+    for refused in (by_another, await w.ledger.apply(Closing(granted.permit))):
         assert isinstance(refused, Refused)
         assert refused.code is Code.GONE
 
@@ -232,7 +234,8 @@ async def test_the_slot_a_session_left_is_granted_to_another_which_nobody_takes_
     for slot in (1, 2):
         await opened(w, slot)
     another = await opened(w, 3, "again")
-    assert isinstance(await w.ledger.apply_for("A", Release(granted.permit, Proof.EOF, Actor.OWNER)), Applied)
+    released, _ = await w.ledger.apply_for("A", Release(granted.permit, Proof.EOF, Actor.OWNER))
+    assert isinstance(released, Applied)
     assert {held.permit for held in (await w.ledger.snapshot()).sessions} >= {another.permit}
     assert await slots(w) == [1, 2, 3]
 
@@ -254,7 +257,7 @@ async def test_a_move_whose_outcome_is_unknown_leaves_one_session_and_is_settled
     held, = (await w.another().snapshot()).sessions
     assert held.permit.generation == granted.permit.generation
     assert check_ledger(await w.another().snapshot(), KEYS) == []
-    released = await w.another().apply_for("A", Release(held.permit, Proof.EOF, Actor.OWNER))
+    released, _ = await w.another().apply_for("A", Release(held.permit, Proof.EOF, Actor.OWNER))
     assert isinstance(released, Applied)
     assert session_keys(w.keyspace) == []
 

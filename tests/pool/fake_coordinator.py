@@ -167,6 +167,7 @@ class FakeCoordinator:
         self.state = "ACTIVE"
         self.registers = True  # False: etcd is away
         self.hello_gate: trio.Event | None = None  # holds an answer to hello back after the ledger was read
+        self.moved: list[tuple[Permit, Permit]] = []  # what hello says of permits that it lists
         self.deaf: set[str] = set()  # operations that are never answered
         self.answers: dict[str, Any] = {}  # scripted answers (a LinkRefused is raised), else the ledger's
         self._nursery = nursery
@@ -212,7 +213,10 @@ class FakeCoordinator:
     async def _hello(self, args: Args) -> Any:
         self.hellos.append(args)
         await self._maybe_break("hello", lambda: None)
-        unknown, gone = self.ledger.greet(args)
+        names = {tuple(_plain(old)): _plain(new) for old, new in self.moved}
+        listed = [{**each, "permit": names.get(tuple(each["permit"]), each["permit"])}
+                  for each in args["permits"]]
+        unknown, gone = self.ledger.greet({**args, "permits": listed})
         late, self._late = self._late, []
         for each in late:
             each()
@@ -220,7 +224,8 @@ class FakeCoordinator:
         if self.hello_gate is not None:
             await self.hello_gate.wait()
         return {"ordinal": 3, "registered": self.registers, "lease_ttl_seconds": TTL_SECONDS,
-                "ledgers": {DB: self.ledger_map()}, "unknown": unknown, "gone": gone}
+                "ledgers": {DB: self.ledger_map()}, "unknown": unknown, "gone": gone,
+                "moved": [[DB, _plain(old), _plain(new)] for old, new in self.moved]}
 
     def _handler(self, op: str) -> Callable[[Args], Awaitable[Any]]:
         async def serve(args: Args) -> Any:
@@ -260,6 +265,10 @@ class FakeCoordinator:
             self._verdict = None
             self.cut()
             await trio.sleep_forever()
+
+
+def _plain(permit: Permit) -> list[Any]:
+    return [str(permit.kind), permit.slot, permit.generation]
 
 
 def _quietly(carry_out: Callable[[], Any]) -> None:

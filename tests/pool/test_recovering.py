@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from coordinator.ledger.record import Kind, Living, Permit
+from coordinator.ledger.living import Living
+from coordinator.ledger.record import Kind, Permit
 from coordinator.ledger.states import Proof
 from tests.pool.asking import BACKEND, WISH, Clock, open_one, plain, tell
 from tests.pool.fake_coordinator import DB

@@ -10,7 +10,8 @@ from typing import Any
 
 import trio
 
-from coordinator.ledger.record import Living, Permit
+from coordinator.ledger.living import Living
+from coordinator.ledger.record import Permit
 from pooler.pool.holder import LateCheckout
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
@@ -34,6 +35,7 @@ class FakeHolder:
     open: list[Living] = field(default_factory=list)
     moved: list[tuple[Permit, Permit]] = field(default_factory=list)
     late: list[LateCheckout] = field(default_factory=list)
+    given_up: list[Permit] = field(default_factory=list)
 
     def holds(self, db: str, permit: Permit) -> bool:
         return (db, permit) in self.held
@@ -58,6 +60,9 @@ class FakeHolder:
 
     def terminate(self, db: str, permit: Permit) -> None:
         self.terminated.append(permit)
+
+    def give_up(self, db: str, permit: Permit) -> None:
+        self.given_up.append(permit)
 
     def shed(self, db: str, pool: str, user: str, count: int) -> None:
         self.shed_for.append((db, pool, user, count))
