@@ -13,8 +13,8 @@ from pooler.demo.fleet import Fleet
 from pooler.demo.judge import Verdict
 
 SERVED_SECONDS_MAX = 5.0
-GROWTH_BYTES_MAX = 8 << 20  # in the second half of the inputs
-LOOKS = 20  # at the memory, evenly over the inputs; caches fill in the first half of them
+GROWTH_BYTES_MAX = 8 << 20
+LOOKS = 20  # at the memory, evenly over the inputs
 FULL_AFTER = 30_000  # inputs that fill every cache: what comes behind them may grow by an arena or two
 FLAT_BYTES_MAX = 2 << 20
 SERVED_AFTER, SHOWN_MAX = 50, 5
@@ -89,11 +89,13 @@ def resident(pids: set[int]) -> int:
 
 
 def flat(who: str, looks: Sequence[int], inputs: int) -> Verdict:
-    """The second half of that many inputs has left the memory as it was. `looks`: bytes, evenly over them."""
-    growth = looks[-1] - looks[len(looks) // 2 - 1]
+    """Late inputs have left the memory as it was: its mean in the last quarter of them is that in the third.
+    `looks`: bytes, evenly over that many inputs."""
+    quarter = len(looks) // 4
+    growth = (sum(looks[-quarter:]) - sum(looks[-2 * quarter : -quarter])) // quarter
     allowed = FLAT_BYTES_MAX if inputs >= 2 * FULL_AFTER else GROWTH_BYTES_MAX
-    return Verdict("memory", growth <= allowed, f"{who}: {in_mib([growth])[0]} MiB more in the second half "
-                   f"of {inputs} inputs (at most {allowed >> 20})")
+    return Verdict("memory", growth <= allowed, f"{who}: {in_mib([growth])[0]} MiB more in the last quarter of "
+                   f"{inputs} inputs than in the third (at most {allowed >> 20})")
 
 
 def in_mib(sizes: Sequence[int]) -> list[float]:

@@ -54,10 +54,11 @@ def test_what_an_input_to_the_relay_did_is_seen_again_from_its_number(odd: bool)
 
 def test_memory_that_goes_on_growing_is_told_from_caches_that_fill() -> None:
     mib = 1 << 20
-    assert flat("who", [10 * mib, 30 * mib, 60 * mib, 70 * mib], 2 * FULL_AFTER).held is False
-    assert flat("who", [10 * mib, 60 * mib, 61 * mib, 62 * mib], 2 * FULL_AFTER).held is True
-    assert flat("who", [10 * mib, 60 * mib, 61 * mib, 64 * mib], 2 * FULL_AFTER).held is False
-    assert flat("who", [10 * mib, 60 * mib, 61 * mib, 64 * mib], FULL_AFTER).held is True
+    filling, growing = [10, 30, 50, 60, 61, 62, 60, 61], [10, 20, 30, 40, 50, 60, 70, 80]
+    leaking = [10, 60, 60, 60, 61, 62, 64, 65]
+    for sizes, inputs, held in ((filling, 2 * FULL_AFTER, True), (growing, FULL_AFTER, False),
+                                (leaking, 2 * FULL_AFTER, False), (leaking, FULL_AFTER, True)):
+        assert flat("who", [size * mib for size in sizes], inputs).held is held
 
 
 FATAL = error("57P01", "bye", "FATAL")
