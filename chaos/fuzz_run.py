@@ -94,8 +94,8 @@ def flat(who: str, looks: Sequence[int], inputs: int) -> Verdict:
     quarter = len(looks) // 4
     growth = (sum(looks[-quarter:]) - sum(looks[-2 * quarter : -quarter])) // quarter
     allowed = FLAT_BYTES_MAX if inputs >= 2 * FULL_AFTER else GROWTH_BYTES_MAX
-    return Verdict("memory", growth <= allowed, f"{who}: {in_mib([growth])[0]} MiB more in the last quarter of "
-                   f"{inputs} inputs than in the third (at most {allowed >> 20})")
+    return Verdict("memory", growth <= allowed, f"{who}: {in_mib([growth])[0]} MiB more in the last quarter "
+                   f"of {inputs} inputs than in the third (at most {allowed >> 20})")
 
 
 def in_mib(sizes: Sequence[int]) -> list[float]:
