@@ -170,6 +170,11 @@ class Looker:
             except (ValueError, TypeError):
                 raise LookFailed(f"{address}: what it answered to the look is none") from None
 
+    async def ask(self, address: str, sql: str) -> tuple[Any, ...] | None:
+        """The first row of what the server at `address` answers to one statement. Raises LookFailed."""
+        async with self._locks.setdefault(address, trio.Lock()):
+            return await self._execute(address, sql)
+
     async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
         """See Eyes.terminate."""
         async with self._locks.setdefault(address, trio.Lock()):
