@@ -40,6 +40,7 @@ class DatabaseSpec:
     policy: str | None = None
     monitor: Monitor | None = None
     users: tuple[str, ...] = ()  # roles that the pools log in as, as far as the config knows them
+    max_replica_lag_seconds: float | None = None  # of a standby that is read from; None: any
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
@@ -48,6 +49,7 @@ class DatabaseSpec:
             db=values["db"], name=values["name"], dbname=values["dbname"], hosts=tuple(values["hosts"]),
             role=values.get("role") or "write", policy=values.get("policy"),
             monitor=Monitor.parse(monitor) if monitor else None, users=tuple(values.get("users") or ()),
+            max_replica_lag_seconds=values.get("max_replica_lag_seconds"),
         )
 
 
@@ -104,6 +106,9 @@ class CoordinatorSpec:
     unknown_terminate_after_seconds: float = 60.0
     orphan_connect_grace_seconds: float = 120.0
     node_identity: str = "node"  # or "provider"
+    patroni: tuple[str, ...] = ()  # URLs of its REST interface, where failovers are heard of there
+    fence_command: str = field(default="", repr=False)
+    drain_timeout_seconds: float = 30.0
     log: LogSpec = LogSpec()
 
     @classmethod
@@ -120,6 +125,8 @@ class CoordinatorSpec:
                 unknown_terminate_after_seconds=float(values.get("unknown_terminate_after_seconds") or 60.0),
                 orphan_connect_grace_seconds=float(values.get("orphan_connect_grace_seconds", 120.0)),
                 node_identity=values.get("node_identity") or "node",
+                patroni=tuple(values.get("patroni") or ()), fence_command=values.get("fence_command") or "",
+                drain_timeout_seconds=float(values.get("drain_timeout_seconds", 30.0)),
                 log=LogSpec.parse(values.get("log") or {}),
             )
         except KeyError as missing:

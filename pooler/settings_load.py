@@ -144,6 +144,9 @@ def coordinator_spec(settings: Settings) -> dict[str, Any]:
         "unknown_terminate_after_seconds": settings.failover.unknown_terminate_after_seconds,
         "orphan_connect_grace_seconds": settings.failover.orphan_connect_grace_seconds,
         "node_identity": settings.failover.node_identity,
+        "patroni": list(settings.failover.patroni) if settings.failover.detect == "patroni" else [],
+        "fence_command": settings.failover.fence_command,
+        "drain_timeout_seconds": settings.failover.drain_timeout_seconds,
         "log": {"format": settings.log.format, "level": settings.log.level},
     }
 
@@ -158,6 +161,7 @@ def _database_spec(settings: Settings, name: str) -> dict[str, Any]:
         "hosts": [str(host) for host in database.hosts],
         "role": database.role,
         "policy": database.policy.text,
+        "max_replica_lag_seconds": database.max_replica_lag_seconds,
         "users": server_users(settings, name),
         "monitor": None if monitor is None else {
             "user": monitor.user,
