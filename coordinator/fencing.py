@@ -101,7 +101,7 @@ class Fencer:
         """A permit became unknown."""
         self._stirred.set()
 
-    async def lead(self, fence: Compare, *, pace_seconds: float) -> None:
+    async def lead(self, fence: Compare, pace_seconds: float) -> None:
         """What an earlier leader began is done again; what was confirmed frees permits as they turn up."""
         async with trio.open_nursery() as nursery:
             for db in self._ledgers:

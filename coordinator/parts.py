@@ -21,6 +21,7 @@ from coordinator.counting import Counting
 from coordinator.deaths import bury_earlier_boots
 from coordinator.election import Election, Leader
 from coordinator.events import Event
+from coordinator.failover import Failover
 from coordinator.founding import Founder
 from coordinator.granting import Granting
 from coordinator.http import Figures, serve_http
@@ -96,6 +97,10 @@ class Coordinator:
             lease_id=lambda: self.election.lease_id, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler.owners.on_unknown.append(self.workers.became_unknown)
         self.reconciler.backends.on_released.append(self.workers.was_released)
+        self.failover = Failover(spec, store, self.keys, self.ledgers, self.views, looker, now_us=now_us)
+        self.failover.on_released.append(self.workers.was_released)
+        self.reconciler.owners.on_unknown.append(self.failover.became_unknown)
+        self.workers.on_backend_hint.append(self.failover.hint)
         self.alerting = Alerting(
             store, self.views, self.registry, host=spec.host, run_dir=Path(spec.run_dir),
             ttl_seconds=spec.lease_ttl_seconds, clock_us=self.reconciler.backends.clock_us)
@@ -142,6 +147,7 @@ class Coordinator:
             nursery.start_soon(self.reach.lead)
             nursery.start_soon(self.publishing.lead, fence)
             nursery.start_soon(self.rebuilder.lead, fence)
+            nursery.start_soon(self.failover.lead, fence)
             await self.reconciler.lead(fence)
             nursery.cancel_scope.cancel()
 
@@ -160,7 +166,8 @@ class Coordinator:
             "waiting": self.granting.waiting(),
             "ledgers": {db: {"state": view.state, "reachable": view.reachable,
                              "epoch": view.epoch.number if view.epoch else 0,
-                             "no_room": self.room.crowded.get(db, "")}
+                             "no_room": self.room.crowded.get(db, ""),
+                             "backend": self.failover.reasons().get(db, "")}
                         for db, view in self.views.views.items()},
         }
 

@@ -59,6 +59,7 @@ class WorkerServer:
         self.ttl_seconds = ttl_seconds
         self.rows = rows
         self.on_hello: list[Callable[[], None]] = []
+        self.on_backend_hint: list[Callable[[str], None]] = []
         self.on_report: list[Callable[[Local, Args], None]] = []
         views.on_change.append(self._tell)
 
@@ -108,8 +109,8 @@ class _Peer:
         self._local: Local | None = None
         self._greeted = trio.Event()
         operations: tuple[Handler, ...] = (
-            self.hello, self.heartbeat, self.epoch_ack, self.cancel, self.cancel_any, self.fleet,
-            self.ledger_rows, *WorkerPermits(server, self._worker).operations(),
+            self.hello, self.heartbeat, self.epoch_ack, self.backend_hint, self.cancel, self.cancel_any,
+            self.fleet, self.ledger_rows, *WorkerPermits(server, self._worker).operations(),
         )
         self._link = Link(stream, {name_of(each): guarded(each) for each in operations})
 
@@ -186,6 +187,13 @@ class _Peer:
                 going = frozenset(answered)
                 if await self._server.ledgers[db].forget(local.boot_id, going):
                     answered.difference_update(going)
+
+    async def backend_hint(self, args: Args) -> Args:
+        """The worker met a server that its epoch's backend should not be: the leader looks sooner."""
+        self._worker()
+        for listener in self._server.on_backend_hint:
+            listener(args["db"])
+        return {}
 
     async def epoch_ack(self, args: Args) -> Args:
         await self._server.registry.acknowledge(self._worker(), args["db"], args["epoch"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from pooler.net.tls_context import TlsFault, client_tls, server_tls
 from pooler.settings_auth import auth_faults
@@ -157,3 +158,17 @@ def _tls(clients: ClientTlsSettings | None, servers: ServerTlsSettings | None) -
 def _failover(failover: FailoverSettings | None) -> Iterator[Found]:
     if failover is not None and failover.detect == "patroni" and not failover.patroni:
         yield "failover.patroni", "is required with detect: patroni: the URLs of its REST interface"
+    for number, url in enumerate(failover.patroni if failover is not None else ()):
+        if not _is_plain_url(url):
+            yield f"failover.patroni[{number}]", "is no http://host:port or https://host:port"
+
+
+def _is_plain_url(url: str) -> bool:
+    """Of a scheme and a host, with or without a port, and nothing more: a login in it would be shown."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return (has_port and parts.scheme in ("http", "https") and bool(parts.hostname)
+            and parts.username is None and parts.path in ("", "/") and not parts.query and not parts.fragment)

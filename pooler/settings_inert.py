@@ -12,10 +12,7 @@ from pooler.settings_models import Settings
 INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "fleet.drain_notice": None,
     "databases.*.max_replica_lag": None,
-    "failover.detect": None,
-    "failover.patroni": None,
     "failover.on_ledger_loss": None,
-    "failover.fence_command": None,
     "pool.server_reset_query_always": lambda settings: settings.pool.session_state in ("allow", "warn"),
     "pool.pkt_buf": None,
 }

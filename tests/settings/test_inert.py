@@ -15,8 +15,7 @@ __all__ = ["folder"]  # a fixture
 
 SET = {
     "fleet.drain_notice": "1s", "databases.orders.max_replica_lag": "10s",
-    "failover.detect": "patroni", "failover.patroni": '["http://127.0.0.1:8008"]',
-    "failover.on_ledger_loss": "stop", "failover.fence_command": "fence",
+    "failover.on_ledger_loss": "stop",
     "pool.server_reset_query_always": "true",
     "pool.pkt_buf": "4096",
 }

@@ -152,6 +152,13 @@ def test_one_fault_is_told_at_its_path_and_nothing_else_is(
     assert set(faults_of(folder, SOUND.replace(before, after))) == {path}
 
 
+@pytest.mark.parametrize("url", [
+    "db:8008", "ftp://db:8008", "http://", "http://a:word@db:8008", "http://db/cluster", "http://db:99999"])
+def test_a_url_of_patronis_is_a_host_and_a_port_and_nothing_more(folder: Path, url: str) -> None:
+    text = SOUND + f'failover: {{detect: patroni, patroni: ["https://db1:8008", "{url}"]}}\n'
+    assert set(faults_of(folder, text)) == {"failover.patroni[1]"}
+
+
 def test_a_key_written_twice_is_a_fault(folder: Path) -> None:
     assert "written twice" in faults_of(folder, SOUND + "log: {}\nlog: {}\n")[""]
 
@@ -196,6 +203,9 @@ def test_the_coordinator_is_told_everything_it_needs(folder: Path) -> None:
         "databases",
         "reconcile",
         "node_identity",
+        "patroni",
+        "fence_command",
+        "drain_timeout_seconds",
         "orphan_connect_grace_seconds",
         "unknown_terminate_after_seconds",
     }
@@ -207,6 +217,7 @@ def test_the_coordinator_is_told_everything_it_needs(folder: Path) -> None:
             "dbname": "orders",
             "role": "write",
             "policy": POLICY,
+            "max_replica_lag_seconds": None,
             "users": ["alice"],
             "hosts": ["10.0.0.11:5432", "10.0.0.12:5432"],
             "monitor": {"user": "watcher", "password": "hush-hush", "tls": {"sslmode": "prefer"}},

@@ -1,0 +1,255 @@
+"""The leader's watch over a backend: one write moves the epoch, and only what is seen now calls for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from coordinator.following import LEVEL_SECONDS
+from coordinator.ledger.record import Epoch, EpochState, Kind, LedgerHead, LedgerState
+from coordinator.ledger.states import SessionState
+from coordinator.store.api import Compare, Field, Txn
+from tests.coordinator.nodes import B2, A, B, C, Followed, Node, followed
+from tests.coordinator.stage import DB, NO_FENCE
+from tests.ledger.ground import KEYS, TAG, session
+
+
+def primary_dies(on: Followed) -> None:
+    on.nodes.at[A.address] = Node(None)
+
+
+def standby_is_promoted(on: Followed) -> None:
+    on.nodes.at[B.address] = Node(B2)
+
+
+async def test_as_long_as_the_primary_serves_nobody_else_is_asked(tmp_path: Path, clock: MockClock) -> None:
+    async with followed(tmp_path) as on:
+        assert not await on.follow()
+        assert on.nodes.asked == {A.address: 1}
+
+
+async def test_once_a_standby_was_promoted_in_the_place_of_a_dead_primary_the_next_epoch_is_there(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        primary_dies(on)
+        assert not await on.follow()
+        assert (await on.epoch()).number == 1
+        standby_is_promoted(on)
+        with capture_logs() as logs:
+            assert await on.follow()
+        after = await on.epoch()
+        assert (after.number, after.state, after.backend) == (2, EpochState.ACTIVE, B2)
+        assert (after.failover, after.drain_timeout_seconds) == (True, 7.0)
+        assert after.reason == f"{A.address} does not answer ({A.address}: refused); {B.address} was promoted"
+        [line] = [each for each in logs if each["event"] == "epoch_failed_over"]
+        assert (line["backend"], line["before"]) == (B.address, A.address)
+        assert not await on.follow()
+
+
+async def test_a_server_that_takes_the_connection_and_says_nothing_is_gone(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        on.nodes.at[A.address] = Node(A, is_silent=True)
+        standby_is_promoted(on)
+        assert await on.follow()
+
+
+async def test_the_old_primary_is_never_gone_back_to_neither_as_a_standby_nor_as_a_stale_primary(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        primary_dies(on)
+        standby_is_promoted(on)
+        await on.follow()
+        for back in (A, replace(A, postmaster_start_us=9, in_recovery=True, timeline=2)):
+            on.nodes.at[A.address] = Node(back)
+            for there in (Node(B2), Node(None)):
+                on.nodes.at[B.address] = there
+                assert not await on.follow()
+        assert (await on.epoch()).backend == B2
+
+
+async def test_where_nobody_can_serve_it_is_told_once_and_again_when_it_is_over(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        with capture_logs() as logs:
+            primary_dies(on)
+            for _ in range(3):
+                await on.follow()
+            assert list(on.following.reasons()) == [DB]
+            on.nodes.at[A.address] = Node(A)
+            await on.follow()
+            await on.follow()
+        assert on.following.reasons() == {}
+        told = [each["event"] for each in logs if each["event"].startswith("backend_")]
+        assert told == ["backend_unfit", "backend_fit"]
+        assert set(on.nodes.closed) == {B.address, C.address}
+
+
+async def test_a_second_primary_is_told_of_and_not_followed(tmp_path: Path, clock: MockClock) -> None:
+    async with followed(tmp_path) as on:
+        standby_is_promoted(on)
+        on.following.hint(DB)
+        with capture_logs() as logs:
+            assert not await on.follow()
+        assert "two primaries" in next(each for each in logs if each["event"] == "backend_doubtful")["why"]
+
+
+@pytest.mark.parametrize("change", ["drained", "lost", "rebuilt"])
+async def test_an_epoch_that_others_move_is_left_alone(
+    tmp_path: Path, clock: MockClock, change: str
+) -> None:
+    async with followed(tmp_path) as on:
+        primary_dies(on)
+        standby_is_promoted(on)
+        if change == "drained":
+            await on.put_epoch(state=EpochState.DRAINING)
+        elif change == "lost":
+            await on.stage.put(KEYS.ledger(), LedgerHead("other", LedgerState.ACTIVE, TAG).encode())
+        else:
+            await on.stage.put(
+                KEYS.ledger(), LedgerHead("first", LedgerState.RECOVERING, TAG, rebuilt="x").encode())
+        assert not await on.follow()
+        assert (await on.epoch()).number == 1
+
+
+async def test_an_epoch_that_moved_since_it_was_read_is_judged_anew(tmp_path: Path, clock: MockClock) -> None:
+    async with followed(tmp_path) as on:
+        primary_dies(on)
+        standby_is_promoted(on)
+        await on.stage.views.refresh()
+        await on.put_epoch(reason="moved meanwhile")
+        on.stage.views.views[DB] = replace(
+            on.stage.views.views[DB], epoch=Epoch(1, EpochState.ACTIVE, A, 0, "test"))
+        assert await on.following.follow(DB, NO_FENCE) is None
+        assert (await on.epoch()).number == 1
+
+
+async def test_who_does_not_lead_any_more_moves_nothing(tmp_path: Path, clock: MockClock) -> None:
+    async with followed(tmp_path) as on:
+        primary_dies(on)
+        standby_is_promoted(on)
+        over = Compare("/leader/of/before", Field.CREATE, 7)
+        await on.stage.views.refresh()
+        assert await on.following.follow(DB, over) is None
+        assert (await on.epoch()).number == 1
+
+
+async def test_the_failover_is_over_when_no_session_of_an_older_epoch_is_left_but_an_operators(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        await on.stage.put(KEYS.session(Kind.MAIN, 0), session(SessionState.UNKNOWN, epoch=1).encode())
+        admin = session(SessionState.OPEN, kind=Kind.ADMIN, seat=-1, epoch=1)
+        await on.stage.put(KEYS.session(Kind.ADMIN, 0), admin.encode())
+        await on.put_epoch(number=2, failover=True)
+        await on.follow()
+        assert (await on.epoch()).failover
+        await on.stage.store.txn(Txn(deletes=(KEYS.session(Kind.MAIN, 0),)))
+        await trio.sleep(10)  # noqa: TID251 - on a clock that jumps
+        await on.follow()
+        after = await on.epoch()
+        assert (after.failover, after.number, after.state) == (False, 2, EpochState.ACTIVE)
+
+
+async def test_a_hint_has_every_host_looked_at_at_once(tmp_path: Path, clock: MockClock) -> None:
+    async with followed(tmp_path) as on:
+        on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+        await wait_all_tasks_blocked()
+        before, at = dict(on.nodes.asked), trio.current_time()
+        on.following.hint(DB)
+        await wait_all_tasks_blocked()
+        assert trio.current_time() - at < LEVEL_SECONDS
+        assert on.nodes.asked == {A.address: before[A.address] + 1, B.address: 1, C.address: 1}
+
+
+async def test_a_failover_is_followed_by_level_and_what_was_left_is_told(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        left = trio.Event()
+        told: list[tuple[str, int]] = []
+
+        async def listener(db: str, epoch: Epoch, seen: object, fence: Compare) -> None:
+            told.append((db, epoch.number))
+            left.set()
+
+        on.following.on_left.append(listener)
+        on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+        await wait_all_tasks_blocked()
+        primary_dies(on)
+        standby_is_promoted(on)
+        at = trio.current_time()
+        await left.wait()
+        assert trio.current_time() - at <= LEVEL_SECONDS
+        assert told == [(DB, 1)]
+
+
+async def test_patroni_is_followed_from_a_primary_that_still_answers(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path, asks_patroni=True) as on:
+        standby_is_promoted(on)
+        on.nodes.patroni = A.address
+        on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+        await trio.sleep(5)  # noqa: TID251 - on a clock that jumps
+        assert (await on.epoch()).number == 1
+        on.nodes.patroni = B.address
+        await trio.sleep(5)  # noqa: TID251 - on a clock that jumps
+        after = await on.epoch()
+        assert (after.number, after.backend, after.reason) == (
+            2, B2, f"Patroni names {B.address}; {B.address} was promoted")
+
+
+async def test_patronis_silence_is_told_once_and_holds_up_no_failover(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path, asks_patroni=True) as on:
+        primary_dies(on)
+        standby_is_promoted(on)
+        with capture_logs() as logs:
+            on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+            await trio.sleep(5)  # noqa: TID251 - on a clock that jumps
+        assert (await on.epoch()).backend == B2
+        assert sum(each["event"] == "patroni_silent" for each in logs) == 1
+
+
+async def test_a_read_pool_leaves_a_standby_that_stays_behind_and_not_for_one_late_commit(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path, role="read", lag_max=10.0) as on:
+        assert not await on.follow()
+        on.nodes.at[B.address].lag_seconds = 3_600.0
+        assert not await on.follow()
+        on.nodes.at[B.address].lag_seconds = 0.0
+        assert not await on.follow()
+        on.nodes.at[B.address].lag_seconds = 11.0
+        on.nodes.at[C.address].lag_seconds = 2.0
+        moved = [await on.follow() for _ in range(3)]
+        assert moved == [False, False, True]
+        assert (await on.epoch()).backend == C
+
+
+async def test_a_read_pool_leaves_a_standby_that_was_promoted(tmp_path: Path, clock: MockClock) -> None:
+    async with followed(tmp_path, role="read", lag_max=10.0) as on:
+        primary_dies(on)
+        standby_is_promoted(on)
+        assert await on.follow()
+        assert (await on.epoch()).backend == C
+
+
+async def test_without_a_monitor_login_nothing_is_followed(tmp_path: Path, clock: MockClock) -> None:
+    async with followed(tmp_path, monitor=None) as on:
+        on.following.hint(DB)
+        on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+        await wait_all_tasks_blocked()
+        assert on.nodes.asked == {}
+
