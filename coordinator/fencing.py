@@ -23,11 +23,12 @@ import trio
 from coordinator.epoch import NoEpoch, read_epoch
 from coordinator.events import Event
 from coordinator.following import wants_fencing
+from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.fence import Fenced, proof_of_fence, what_goes_off
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Proven
-from coordinator.ledger.record import Attestation, Backend, Epoch, Session, UnknownSchema
+from coordinator.ledger.record import Backend, Epoch, Session, UnknownSchema
 from coordinator.ledger.rules import Release
 from coordinator.ledger.states import Actor
 from coordinator.reaping import unknown_cases

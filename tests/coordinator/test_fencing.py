@@ -15,7 +15,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from coordinator import fencing
 from coordinator.fencing import Fencer, run_command
-from coordinator.ledger.record import Attestation, Permit
+from coordinator.ledger.attestation import Attestation
+from coordinator.ledger.record import Permit
 from coordinator.ledger.states import SessionState
 from coordinator.store.api import Compare, Field
 from coordinator.topology import Glance, NoAnswer, Seen

@@ -252,4 +252,3 @@ async def test_without_a_monitor_login_nothing_is_followed(tmp_path: Path, clock
         on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
         await wait_all_tasks_blocked()
         assert on.nodes.asked == {}
-
