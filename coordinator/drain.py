@@ -24,7 +24,7 @@ from coordinator.epoch import (
     advanced,
     draining,
     is_promoted,
-    read_drain,
+    note_promotion,
     read_epoch,
 )
 from coordinator.epoch_moves import MoveUnknown, move_epoch, pause
@@ -73,25 +73,6 @@ async def drain(
     Raises StoreUnavailable if etcd does not answer at the start; nothing has been changed then.
     """
     return await _Drain(store, keys, ledger, eyes, order, progress, now_us, run_dir).run()
-
-
-async def abort(store: Store, keys: FleetKeys, db: str, *, now_us: Callable[[], int]) -> bool:
-    """Gives a drain that is under way up: the old epoch grants again. False: none is under way.
-
-    Raises StoreUnavailable, StoreUnknown, NoEpoch.
-    """
-    db_keys = keys.db(db)
-    before = await read_epoch(store, db_keys)
-    if before.epoch.state is not EpochState.DRAINING:
-        return False
-    after = active_again(before.epoch, now_us=now_us(), reason="aborted by an operator")
-    try:
-        won = await move_epoch(
-            store, db_keys, before, after, deletes=(db_keys.drain(),), seconds_max=CLEANUP_SECONDS,
-            is_mine=lambda found, command: found.epoch == after)
-    except MoveUnknown as fault:
-        raise StoreUnknown(str(fault)) from None
-    return won is not None
 
 
 class _Drain:
@@ -201,13 +182,13 @@ class _Drain:
         return await self._advance(stopped, after)
 
     async def _confirm(self, stopped: EpochEntry, lease: Lease) -> None:
-        """The old epoch is still closed, by this command, for a lease's time: else nothing is promoted."""
+        """The old epoch is still closed, by this command, for a lease's time: else nothing is promoted. From
+        here on nobody aborts it."""
         while True:
             try:
                 if not await lease.keep_alive():
                     raise Ended(Code.TIMED_OUT, "aborted: the drain's lease is gone; nothing was promoted")
-                found, command = await read_drain(self._store, self._keys)
-                if found.mod_revision == stopped.mod_revision and command == lease.id:
+                if await note_promotion(self._store, self._keys, stopped, lease.id):
                     return
                 raise Ended(Code.TIMED_OUT, "aborted before the promotion")
             except (StoreUnknown, StoreUnavailable, NoEpoch) as fault:

@@ -21,6 +21,13 @@ class NoEpoch(Exception):
     """The ledger has no backend epoch yet: it was never started."""
 
 
+class MayBePromoted(Exception):
+    """The target of a drain is a primary or may become one: the old epoch must not grant beside it."""
+
+
+PROMOTES = b"promotes"  # value of the drain's key once its command is about to order the promotion
+
+
 def draining(
     epoch: Epoch, *, timeout_seconds: float, now_us: int, reason: str, target: Backend | None = None
 ) -> Epoch:
@@ -56,6 +63,15 @@ def not_acknowledged(epoch: int, db: str, workers: dict[str, Worker]) -> list[st
                   if worker.index != COMMAND_INDEX and worker.epochs.get(db, 0) < epoch)
 
 
+def acknowledged_by_registering(current: int, *, serves: int, before: int) -> int:
+    """What the key of a worker says that it acknowledged, as it registers while epoch `current` stands.
+
+    Not more than it has heard of: until its pools know of a later epoch they grant sessions of the one that
+    they serve (`serves`; 0: it never heard of any, and so has no session). `before`: what it acknowledged.
+    """
+    return max(before, min(serves, current)) if serves else current
+
+
 async def read_epoch(store: Store, keys: DbKeys) -> EpochEntry:
     """Raises NoEpoch, StoreUnavailable."""
     snapshot = await store.read(keys.epoch())
@@ -83,12 +99,49 @@ async def read_drain(store: Store, keys: DbKeys) -> tuple[EpochEntry, int]:
 
     Raises NoEpoch, StoreUnavailable.
     """
+    found, drain = await read_command(store, keys)
+    return found, drain.lease if drain is not None else 0
+
+
+async def read_command(store: Store, keys: DbKeys) -> tuple[EpochEntry, Entry | None]:
+    """The epoch, and the key of the command that drains it, at one revision.
+
+    Raises NoEpoch, StoreUnavailable.
+    """
     snapshot = await store.read(keys.epoch(), keys.drain())
     found = {entry.key: entry for entry in snapshot.entries}
     if keys.epoch() not in found:
         raise NoEpoch(f"{keys.database}: no backend epoch; start the fleet once")
-    drain = found.get(keys.drain())
-    return _entry(found[keys.epoch()]), drain.lease if drain is not None else 0
+    return _entry(found[keys.epoch()]), found.get(keys.drain())
+
+
+async def note_promotion(store: Store, keys: DbKeys, stopped: EpochEntry, lease: int) -> bool:
+    """Notes in the drain's key that the promotion is about to be ordered; True: it stands there.
+
+    False: the epoch is not as this command left it, or its key (on `lease`) is gone: nothing may be promoted.
+    From then on nobody aborts the drain. Raises NoEpoch, StoreUnavailable; StoreUnknown: ask again.
+    """
+    found, command = await read_command(store, keys)
+    if found.mod_revision != stopped.mod_revision or command is None or command.lease != lease:
+        return False
+    if command.value == PROMOTES:
+        return True
+    compares = (unchanged(keys.epoch(), stopped.mod_revision), unchanged(command.key, command.mod_revision))
+    return isinstance(await store.txn(Txn(compares, (Put(command.key, PROMOTES, lease),))), Won)
+
+
+def allowing_abort(keys: DbKeys, epoch: Epoch, command: Entry | None) -> Compare:
+    """What an abort of the drain of `epoch` compares beside it, so that no promotion was ordered.
+
+    Raises MayBePromoted: it was, or its command is gone and nobody has looked at the target since.
+    """
+    target = epoch.target
+    if target is not None and target.in_recovery and (command is None or command.value == PROMOTES):
+        who = ("the command that drains is gone, the leader looks there and ends the drain"
+               if command is None else
+               "the command that drains ends by itself; interrupt it if it should not wait any longer")
+        raise MayBePromoted(f"{target.address} may be promoted already: {who}")
+    return unchanged(command.key, command.mod_revision) if command is not None else absent(keys.drain())
 
 
 async def abandoned_drain(store: Store, keys: DbKeys) -> EpochEntry | None:

@@ -133,16 +133,21 @@ async def _promote(command: str) -> int:
 
 
 async def _abort(where: Where, name: str) -> int:
-    from coordinator.drain import abort
+    from coordinator.drain_abort import abort
+    from coordinator.epoch import MayBePromoted
     from pooler.cli.reach import now_us, reach
 
     async with reach(where) as reached:
         db = reached.db(name)
         await reached.whole_ledger(db)
-        if await abort(reached.store, reached.keys, db, now_us=now_us):
-            print(f"{db}: the drain is given up; the old epoch is active again")
-            return 0
-        print(f"{db}: no drain is under way", file=sys.stderr)
+        why = "no drain is under way"
+        try:
+            if await abort(reached.store, reached.keys, db, now_us=now_us):
+                print(f"{db}: the drain is given up; the old epoch is active again")
+                return 0
+        except MayBePromoted as too_late:
+            why = str(too_late)
+        print(f"{db}: {why}", file=sys.stderr)
         return 1
 
 

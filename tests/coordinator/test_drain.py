@@ -11,7 +11,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from coordinator.drain import DrainOutcome, abort, drain
+from coordinator.drain import DrainOutcome, drain
+from coordinator.drain_abort import abort
 from coordinator.drain_target import Code, Order
 from coordinator.ledger.record import EpochState
 from coordinator.ledger.rules import Refused, Release

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from coordinator.drain import DrainOutcome, abort, drain
+from coordinator.drain import DrainOutcome, drain
 from coordinator.drain_target import Code, Order
 from coordinator.epoch import read_epoch
 from coordinator.ledger.ledger import Ledger
@@ -153,7 +153,7 @@ async def test_nothing_is_promoted_once_the_lease_of_the_drain_is_gone(
         assert "epoch 1 is active again" in outcome.text
 
 
-class _Deaf(FaultyStore):
+class Deaf(FaultyStore):
     """Each write that wins is carried out or not, as told, and not answered."""
 
     applies = True
@@ -173,7 +173,7 @@ async def test_a_switch_whose_answer_is_lost_is_settled_or_said_to_be_unknown(
     async with stage(tmp_path) as on:
         fleet = Fleet(on)
         await fleet.promote()
-        fleet.store = _Deaf(on.store, Random(0))
+        fleet.store = Deaf(on.store, Random(0))
         fleet.store.applies = applies
         outcome = await fleet.drain(switch_first=True)
         assert outcome.code is (Code.DRAINED if applies else Code.TIMED_OUT)
@@ -182,16 +182,3 @@ async def test_a_switch_whose_answer_is_lost_is_settled_or_said_to_be_unknown(
         again = await fleet.drain(switch_first=True)
         assert again.code is Code.DRAINED
         assert (await fleet.epoch()).backend.address == STANDBY.address
-
-
-async def test_an_abort_whose_answer_is_lost_is_settled(tmp_path: Path, clock: MockClock) -> None:
-    async with stage(tmp_path) as on:
-        fleet = Fleet(on)
-
-        async def abort_it() -> int:
-            assert await abort(_Deaf(on.store, Random(0)), FLEET, DB, now_us=lambda: NOW_US)
-            return 7
-
-        outcome = await fleet.drain(promote=abort_it)
-        assert "code 7" in outcome.text
-        assert (await fleet.epoch()).state == "ACTIVE"
