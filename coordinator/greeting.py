@@ -71,6 +71,8 @@ class Greeter:
             with trio.fail_after(HELLO_TIMEOUT_SECONDS):
                 await self._granting.interrupt(local)
                 await self._registry.register(local)
+                if not await self._views.refresh():  # the answer is no older than what the registration read
+                    raise StoreUnavailable("what it is to serve under cannot be read")
                 answer = await self._settle(local, link, args)
         except (StoreUnavailable, StoreUnknown, trio.TooSlowError):
             if known:

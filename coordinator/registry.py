@@ -1,7 +1,8 @@
 """The workers of this host: their registration in etcd, their leases, and what their links last said.
 
-A worker is registered by one transaction that also reads the backend epochs, so that registering counts as
-acknowledging them; putting its key again makes every older reservation of it that is still on its way lose.
+A worker is registered by one transaction that also reads the backend epochs, so that a worker that has heard
+of none yet acknowledges them by registering; one that returns acknowledges what it serves under. Putting its
+key again makes every older reservation of it that is still on its way lose.
 Its lease is renewed only when it sends a heartbeat. A lost link is not a death.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import structlog
 import trio
 
+from coordinator.epoch import acknowledged_by_registering
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.record import Epoch, Permit, Record, Session, Worker, WorkerExit
@@ -74,6 +76,8 @@ class Local:
     ordinal: int = -1
     permits: dict[tuple[str, Permit], Pool] = field(default_factory=dict)
     recovered: dict[str, str] = field(default_factory=dict)  # incarnation that has its sessions
+    serves: dict[str, int] = field(default_factory=dict)  # the epoch of its pools when it last said hello
+    acknowledged: dict[str, int] = field(default_factory=dict)  # by itself, to this coordinator
     requests: dict[str, tuple[str, Permit]] = field(default_factory=dict)  # granted, not yet heard of again
     answered: dict[str, set[str]] = field(default_factory=dict)  # by database: receipts that may go
     attempts: dict[trio.CancelScope, str] = field(default_factory=dict)  # its reservations in progress here
@@ -141,7 +145,7 @@ class Registry:
         lease = await self._lease_for(local, old)
         ordinals = await self._store.range(self.keys.ordinals())
         ordinal = choose_ordinal(local.boot_id, ordinals.entries, before=local.ordinal)
-        record = self._record(local.who, ordinal, old, [found.get(each) for each in epoch_keys])
+        record = self._record(local, ordinal, old, [found.get(each) for each in epoch_keys])
         compares = [unchanged(key, old.mod_revision) if old else absent(key)]
         compares += [unchanged(each, found[each].mod_revision) if each in found else absent(each)
                      for each in epoch_keys[:COMPARED_MAX]]
@@ -181,11 +185,14 @@ class Registry:
         return local.lease
 
     def _record(
-        self, who: Introduction, ordinal: int, old: Entry | None, epochs: Sequence[Entry | None]
+        self, local: Local, ordinal: int, old: Entry | None, epochs: Sequence[Entry | None]
     ) -> Worker:
-        known = {db: Epoch.decode(entry.value).number
-                 for db, entry in zip(self._databases, epochs, strict=True) if entry is not None}
-        before = Worker.decode(old.value) if old else None
+        who, before = local.who, Worker.decode(old.value) if old else None
+        known = {
+            db: acknowledged_by_registering(
+                Epoch.decode(entry.value).number, serves=local.serves.get(db, 0),
+                before=max(local.acknowledged.get(db, 0), before.epochs.get(db, 0) if before else 0))
+            for db, entry in zip(self._databases, epochs, strict=True) if entry is not None}
         return Worker(
             boot_id=who.boot_id, index=who.index, ordinal=ordinal, host=self._host,
             machine_id=self._machine_id, kernel_boot_id=self._kernel_boot_id, pid=who.pid,
@@ -208,6 +215,7 @@ class Registry:
         def acknowledged(record: Worker) -> Worker:
             return replace(record, epochs={**record.epochs, db: max(epoch, record.epochs.get(db, 0))})
 
+        local.acknowledged[db] = max(epoch, local.acknowledged.get(db, 0))
         await self._change(local, acknowledged)
 
     async def note_recovered(self, local: Local, db: str, incarnation: str) -> None:

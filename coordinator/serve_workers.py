@@ -142,7 +142,7 @@ class _Peer:
             boot_id=args["boot_id"], index=args["index"], pid=args["pid"], pid_start=args["pid_start"],
             cancel_address=args.get("cancel_address") or "", schemas=tuple(args.get("schemas") or (1,)))
         local = server.registry.workers.get(who.boot_id) or Local(who)
-        local.who = who
+        local.who, local.serves = who, dict(args.get("epochs") or {})
         heard = await server.greeter.greet(local, self._link, args)
         server.registry.workers[who.boot_id] = local
         local.link, self._local = self._link, local

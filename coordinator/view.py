@@ -64,6 +64,7 @@ class View:
             "tag": self.head.tag if self.head else "",
             "state": self.state,
             "reachable": self.reachable,
+            "frozen": self.head.frozen if self.head else "",
             "epoch": None if epoch is None else {
                 "number": epoch.number,
                 "state": str(epoch.state),
@@ -199,6 +200,8 @@ class Views:
 
     def _settle(self, view: View) -> None:
         before = self.views[view.db]
+        if not view.lost and view.head == before.head and view.revision < before.revision:
+            return  # of two reads at the same time the older one came in last
         self.views[view.db] = view
         if view.lost and not before.lost:
             _log.critical(Event.LEDGER_LOST, database=view.db, why=view.lost)

@@ -59,6 +59,10 @@ class Hearing:
         for db, permit in answer["unknown"]:
             self._errands.start(partial(self._reassert, db, _permit(permit)))
 
+    def epochs(self) -> dict[str, int]:
+        """See Listener."""
+        return {db: view.epoch for db, view in self._ledgers.items() if view.epoch}
+
     def cut_off(self) -> None:
         """The link was lost."""
         for view in list(self._ledgers.values()):

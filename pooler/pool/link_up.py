@@ -53,6 +53,9 @@ class Listener(Protocol):
     def cut_off(self) -> None:
         """The link was lost."""
 
+    def epochs(self) -> dict[str, int]:
+        """By database, the epoch whose sessions are granted."""
+
     def cycle(self) -> Args:
         """What a heartbeat tells once a lease cycle."""
 
@@ -205,7 +208,7 @@ class Uplink:
         sent = trio.current_time()
         answer = await link.call(
             "hello", boot_id=me.boot_id, index=me.index, pid=me.pid, pid_start=me.pid_start,
-            cancel_address=me.cancel_address, schemas=list(me.schemas),
+            cancel_address=me.cancel_address, schemas=list(me.schemas), epochs=self._listener.epochs(),
             permits=self._holdings.report(), requests=self._holdings.requests())
         self.ordinal = answer["ordinal"]
         self._ttl_seconds = float(answer["lease_ttl_seconds"])

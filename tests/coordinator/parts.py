@@ -118,10 +118,10 @@ class Worker:
     news: trio.Event = field(default_factory=trio.Event)
     answers: dict[str, Any] = field(default_factory=dict)
 
-    async def hello(self) -> Args:
+    async def hello(self, **more: Any) -> Args:
         answer: Args = await self.call(
             "hello", boot_id=self.boot_id, index=self.index, pid=os.getpid(), pid_start=1,
-            cancel_address="", schemas=[1], requests=[],
+            cancel_address="", schemas=[1], requests=[], **more,
             permits=[{"db": db, "permit": permit_list(permit), "state": state}
                      for (db, permit), state in self.permits.items()])
         self.ledgers = answer["ledgers"]

@@ -227,6 +227,15 @@ async def test_fleet_wide_questions_are_answered_or_refused_at_once(
                 await ask
 
 
+async def test_a_hello_names_the_epochs_that_the_pools_serve(tmp_path: Path, autojump_clock: Clock) -> None:
+    """Its key is not to say that a later one was acknowledged before the answer is here."""
+    async with world(tmp_path) as w:
+        assert w.coordinator.hellos[0]["epochs"] == {}
+        w.coordinator.cut()
+        await let_pass(1)
+        assert w.coordinator.hellos[1]["epochs"] == {DB: 7}
+
+
 async def test_an_epoch_is_acknowledged_over_a_lost_link(tmp_path: Path, autojump_clock: Clock) -> None:
     async with world(tmp_path) as w:
         w.coordinator.fault = lambda op, nth: "before" if op == "epoch_ack" and nth < 4 else None
