@@ -60,8 +60,12 @@ class AdminEyes:
             return replace(look, rows=(*look.rows, _own_row(look, stay)))
 
     async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
-        """No command terminates anybody."""
-        raise LookFailed(f"{address}: a command may only look")
+        """See Eyes.terminate: over the session that looks, under its permit."""
+        async with self._lock:
+            stay = await self._at(address, fresh=False)
+            if not stay.taken.opened:
+                await self._look(stay)
+            return await self._looker.terminate(address, pid, backend_start_us)
 
     async def close(self, *addresses: str) -> None:
         """See Eyes.close."""

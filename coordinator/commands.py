@@ -62,14 +62,22 @@ def forget(run_dir: Path, boot_id: str) -> None:
 
 def dead_ones(run_dir: Path) -> list[str]:
     """Boot ids of noted commands whose process is gone."""
+    return [boot_id for boot_id, process in _noted(run_dir) if process.is_gone]
+
+
+def living_ones(run_dir: Path) -> list[str]:
+    """Boot ids of noted commands whose process may be there."""
+    return [boot_id for boot_id, process in _noted(run_dir) if not process.is_gone]
+
+
+def _noted(run_dir: Path) -> list[tuple[str, Process]]:
     found = []
     for path in sorted((run_dir / DIRECTORY).glob("command-*")):
         try:
             process = Process(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue  # not written whole: it was never registered
-        if process.is_gone:
-            found.append(path.name)
+        found.append((path.name, process))
     return found
 
 

@@ -6,7 +6,6 @@ machine's clock; nothing is decided by them.
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from typing import Any
 
 from coordinator.admin import NoAdminPermit
 from coordinator.awaiting import Waits, proof_open
+from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Look
-from coordinator.ledger.record import Attestation, Kind, Permit, Session
+from coordinator.ledger.record import Kind, Permit, Session
 from coordinator.ledger.rules import Release
 from coordinator.ledger.snapshot import Held, LedgerSnapshot
 from coordinator.ledger.states import Actor, Proof, SessionState
@@ -32,7 +32,7 @@ from coordinator.session_table import (
     read_table,
     table_path,
 )
-from coordinator.store.api import Put, Store, Txn, absent
+from coordinator.store.api import Store, Txn, absent
 
 LOST_WITH_HOST = "lost with host"  # in the place of a ticket: its host has no coordinator that could read it
 Activities = Mapping[tuple[str, Permit], Doing]
@@ -229,10 +229,9 @@ async def _resolve_one(
     seen, note = await _can_be_seen(held.session, tag, eyes)
     if seen:
         return Resolved(permit, freed=False, why=note)
-    entry = f"{now_us():020d}-{secrets.token_hex(3)}"
     what = f"free {permit} of {ledger.keys.database} (owner {held.session.owner}, pid {held.session.pid})"
-    record = Attestation(who=who, what=what, evidence=evidence, at_us=now_us())
-    await store.txn(Txn((absent(keys.operator(entry)),), (Put(keys.operator(entry), record.encode()),)))
+    noted = Attestation(who, what, evidence, now_us(), ledger.keys.database).put(keys)
+    await store.txn(Txn((absent(noted.key),), (noted,)))
     outcome = await ledger.apply(Release(
         permit, Proof.ATTESTED, Actor.OPERATOR, observer=who, seen_revision=held.mod_revision))
     if isinstance(outcome, Applied):

@@ -17,10 +17,11 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.access import Seen
+from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.proofs import Look
-from coordinator.ledger.record import Attestation, LedgerHead, LedgerState, UnknownSchema
+from coordinator.ledger.record import LedgerHead, LedgerState, UnknownSchema
 from coordinator.ledger.recovery import Role, disagreement, not_heard, plan_shown, roles_of, without_permit
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.looks import Eyes, LookFailed
@@ -87,7 +88,7 @@ async def order_rebuild(
         secrets.token_hex(16), LedgerState.RECOVERING, secrets.token_hex(4), rebuilt=order,
         tag_before=standing.tag if standing else "",
         generation_base=_above(seen, snapshot.revision, standing))
-    record = Attestation(who=who, what=f"rebuild {db}", evidence=evidence, at_us=now_us())
+    record = Attestation(who=who, what=f"rebuild {db}", evidence=evidence, at_us=now_us(), database=db)
     compare = unchanged(key, entry.mod_revision) if entry else absent(key)
     puts = (Put(key, head.encode()), Put(keys.operator(order), record.encode()))
     if not isinstance(await store.txn(Txn((compare, absent(keys.operator(order))), puts)), Won):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from coordinator.ledger.record import Kind
 from coordinator.ledger.rules import Code
 
-WAITED_FOR = frozenset({Code.FULL, Code.SEATS_FULL, Code.DRAINING, Code.LEDGER_UNAVAILABLE})
+WAITED_FOR = frozenset({Code.FULL, Code.SEATS_FULL, Code.DRAINING, Code.FROZEN, Code.LEDGER_UNAVAILABLE})
 NO_ROOM = frozenset({Code.FULL, Code.SEATS_FULL})  # until somebody gives something back
 ASK_SECONDS_MAX = 30.0  # whoever was asked to shed and has not by then is not counted on any more
 

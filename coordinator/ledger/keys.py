@@ -69,6 +69,9 @@ class FleetKeys:
     def ordinal(self, number: int) -> str:
         return f"{self.root}ordinal/{number:0{SLOT_DIGITS}d}"
 
+    def operators(self) -> str:
+        return self.root + "operator/"
+
     def operator(self, entry: str) -> str:
         return self.root + "operator/" + entry
 

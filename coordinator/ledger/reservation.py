@@ -237,6 +237,8 @@ def _standing(
         return Refused(Code.LEDGER_LOST, "the ledger's key is missing")
     if _head(grounds.head.value).state is not LedgerState.ACTIVE:
         return Refused(Code.LEDGER_LOST, "the ledger is recovering")
+    if ask.kind is not Kind.ADMIN and (who := LedgerHead.decode(grounds.head.value).frozen):
+        return Refused(Code.FROZEN, f"frozen by {who}: nothing more is granted until `pooler fleet thaw`")
     if grounds.epoch is None or grounds.alias is None:
         return Refused(Code.LEDGER_UNAVAILABLE, "no backend epoch or no policy is published")
     if grounds.worker is None:

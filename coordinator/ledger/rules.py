@@ -39,6 +39,7 @@ class Code(StrEnum):
     FULL = "full"
     SEATS_FULL = "seats_full"
     DRAINING = "draining"
+    FROZEN = "frozen"  # an operator forbade growth
     VOIDED = "voided"
     LEDGER_UNAVAILABLE = "ledger_unavailable"
     LEDGER_LOST = "ledger_lost"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pooler.cli.fence import fence, freeze, thaw
 from pooler.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ app = typer.Typer(
 @app.callback()
 def _group() -> None:
     pass
+
+
+app.command("fence")(fence)
+app.command("freeze")(freeze)
+app.command("thaw")(thaw)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pooler.cli.audit import audit, explain
+from pooler.cli.death import attest
 from pooler.cli.options import (
     ConfigOption,
     DbArgument,
@@ -163,6 +164,8 @@ def resolve(
     backend: Annotated[str | None, typer.Option("--backend", metavar="HOST:PORT")] = None,
     owner: Annotated[str | None, typer.Option("--owner", metavar="BOOT", help="A worker's boot id.")] = None,
     host: Annotated[str | None, typer.Option("--host", metavar="H", help="The host of the workers.")] = None,
+    dead: Annotated[bool, typer.Option(
+        "--dead", help="With --owner: only say that its process has ended; looks prove the rest.")] = False,
     evidence: Annotated[str, typer.Option(
         "--evidence", metavar="TEXT", help="Why they are known to be gone; kept for ever.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -176,6 +179,10 @@ def resolve(
 
     Shows what will be freed and asks. Refused for a session that a look at its server can see; the look takes
     an admin permit. Exits 0 when all of them are free, 1 if one is not, or when no admin permit is free.
+
+    With --owner and --dead nothing is freed: the owner's death is put on record, as its supervisor would, and
+    its permits without a server process can then be proven by looks. Refused while its process or its worker
+    key can be seen.
 
     Example: pooler ledger resolve orders main/17.4711 --evidence 'node db1 powered off, ticket OPS-12'
     """
@@ -191,6 +198,10 @@ def resolve(
         raise UsageFault("--evidence: is required: how do you know that these sessions are gone?")
     if permit is not None:
         permit_named(permit)
+    if dead:
+        if owner is None:
+            raise UsageFault("--dead: goes with --owner: whose process has ended?")
+        raise typer.Exit(attest(Where(config, etcd, fleet, prefix), db, owner, evidence))
     choice = {"permit": permit, "epoch": epoch, "backend": backend, "owner": owner, "host": host}
     resolved = trio.run(_resolve, Where(config, etcd, fleet, prefix), db, choice, evidence, yes)
     if as_json:

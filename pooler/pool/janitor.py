@@ -34,6 +34,8 @@ def why_none(pool: Pool) -> str:
         return "the ledger is unreachable, so that no new session may be opened"
     if view.state in ("LOST", "RECOVERING"):
         return f"the ledger is {view.state}: no new session may be opened before it is rebuilt"
+    if view.frozen:
+        return f"{view.frozen} froze it, so that no new session may be opened"
     if not view.epoch:
         return "no server was found yet that can serve it"
     if not view.serving:

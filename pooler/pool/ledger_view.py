@@ -23,6 +23,7 @@ class LedgerView:
     backend: Backend | None = None
     drain_timeout_seconds: float = 0.0
     policy: Mapping[str, Any] = field(default_factory=dict)
+    frozen: str = ""  # who forbade that it grows
 
     @classmethod
     def parse(cls, db: str, ledger: Mapping[str, Any]) -> Self:
@@ -34,7 +35,7 @@ class LedgerView:
             epoch_state=epoch.get("state") or "", address=epoch.get("address") or "",
             backend=backend_from(epoch.get("backend")),
             drain_timeout_seconds=epoch.get("drain_timeout_seconds") or 0.0,
-            policy=ledger.get("policy") or {},
+            policy=ledger.get("policy") or {}, frozen=ledger.get("frozen") or "",
         )
 
     @property
@@ -44,8 +45,8 @@ class LedgerView:
 
     @property
     def grows(self) -> bool:
-        """New sessions may be asked for, and old ones closed by choice: it is there, and whole."""
-        return self.reachable and self.serving and self.whole
+        """New sessions may be asked for, and old ones closed by choice: it is there, whole and not frozen."""
+        return self.reachable and self.serving and self.whole and not self.frozen
 
     @property
     def whole(self) -> bool:

@@ -33,7 +33,7 @@ CLOSING_SECONDS_MAX = 1.0  # CLOSING is recorded for those who look: Terminate d
 REQUESTS_MAX = 3  # a request id can be void (the worker registered anew meanwhile): then another one asks
 
 # refusals after which the ledger holds nothing for the request, or the coordinator sees to that
-SETTLED = frozenset({"full", "seats_full", "draining", "voided", "ledger_lost"})
+SETTLED = frozenset({"full", "seats_full", "draining", "frozen", "voided", "ledger_lost"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.ledger.access import Seen
-from coordinator.ledger.record import Attestation, LedgerHead, LedgerState
+from coordinator.ledger.attestation import Attestation
+from coordinator.ledger.record import LedgerHead, LedgerState
 from coordinator.remembered import Remembered
 from coordinator.spec import CoordinatorSpec, DatabaseSpec
 from coordinator.store.api import Lost, Put, Txn, Won

@@ -9,7 +9,8 @@ import pytest
 from trio.testing import MockClock
 
 from coordinator.inspect import read_activities, resolve, session_rows, sum_up
-from coordinator.ledger.record import Attestation, Permit
+from coordinator.ledger.attestation import Attestation
+from coordinator.ledger.record import Permit
 from coordinator.ledger.states import SessionState
 from coordinator.session_table import SessionTable, encode_who
 from tests.coordinator.stage import DB, FakeEyes, Stage, row, stage

@@ -13,8 +13,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from coordinator.founding import Founder
 from coordinator.http import Figures, _Scrape, not_ready
 from coordinator.ledger.access import Seen
+from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.invariants import check_ledger
-from coordinator.ledger.record import Attestation, Epoch, Kind, LedgerHead, LedgerState, Permit
+from coordinator.ledger.record import Epoch, Kind, LedgerHead, LedgerState, Permit
 from coordinator.link import Args
 from coordinator.link_values import parse_permit
 from coordinator.rebuild import NotLost, Rebuilder, order_rebuild
