@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from coordinator.inspect import session_rows
+from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.invariants import Violation, check_ledger, check_server, reaper_name
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.proofs import Look, Row
@@ -24,6 +25,7 @@ from coordinator.ledger.states import SessionState
 from coordinator.looks import Eyes, LookFailed
 
 BETWEEN_PASSES_SECONDS = 0.5
+NO_EYES = "nobody may log in there to look: no monitor is given"
 AUTHENTICATION_TIMEOUT_SECONDS = 60.0  # PostgreSQL's default, where no server said its own
 
 
@@ -52,6 +54,7 @@ class Audit:
     ours: dict[str, int]  # sessions of ours by node
     foreign: dict[str, int]  # other client sessions by role
     revision: int
+    attested: tuple[Attestation, ...] = ()  # what operators forced in this ledger, the oldest first
 
     @property
     def exit_code(self) -> int:
@@ -64,6 +67,9 @@ class Audit:
             {"invariant": each.invariant, "what": each.what, "detail": each.detail,
              "permit": str(each.permit) if each.permit else "", "pid": each.pid}
             for each in self.differences]
+        values["attested"] = [
+            {"at_us": each.at_us, "who": each.who, "what": each.what, "evidence": each.evidence}
+            for each in self.attested]
         return {**values, "exit_code": self.exit_code}
 
 
@@ -79,13 +85,13 @@ class _Pass:
 
 
 async def audit(
-    ledger: Ledger, eyes: Eyes, *, db: str, hosts: Sequence[str], pools: Iterable[Pool] = (),
-    lease_ttl_seconds: float, now_us: Callable[[], int],
+    ledger: Ledger, eyes: Eyes | None, *, db: str, hosts: Sequence[str], pools: Iterable[Pool] = (),
+    lease_ttl_seconds: float, now_us: Callable[[], int], attested: Sequence[Attestation] = (),
 ) -> Audit:
     """Audits one ledger at `hosts` and at every node it has sessions on.
 
-    `pools` are the roles whose sessions are ours besides those that hold a permit now. Raises
-    StoreUnavailable if etcd does not answer.
+    `pools` are the roles whose sessions are ours besides those that hold a permit now. Without `eyes` only
+    what etcd holds is judged, and no node is audited. Raises StoreUnavailable if etcd does not answer.
     """
     known = frozenset(pools)
     first = await _one_pass(ledger, eyes, hosts, known)
@@ -99,7 +105,8 @@ async def audit(
     late = tuple(Violation("I5", "unknown_too_long", f"{row['permit']} for {row['age_seconds']:.0f} s, "
                                                      f"waits for {row['awaited_proof']}", pid=row["pid"])
                  for row in unknown if row["age_seconds"] > 2 * lease_ttl_seconds + wait)
-    return _sum_up(db, second, known, (*sorted(standing, key=str), *late), tuple(unknown))
+    found = _sum_up(db, second, known, (*sorted(standing, key=str), *late), tuple(unknown))
+    return replace(found, attested=tuple(attested))
 
 
 def _sum_up(
@@ -123,11 +130,14 @@ def _sum_up(
     )
 
 
-async def _one_pass(ledger: Ledger, eyes: Eyes, hosts: Sequence[str], pools: frozenset[Pool]) -> _Pass:
+async def _one_pass(ledger: Ledger, eyes: Eyes | None, hosts: Sequence[str], pools: frozenset[Pool]) -> _Pass:
     before = await ledger.snapshot()
     looks: dict[str, Look] = {}
     failed: dict[str, str] = {}
     for node in dict.fromkeys((*hosts, *_nodes(before))):
+        if eyes is None:
+            failed[node] = NO_EYES
+            continue
         try:
             look = await eyes.look(node)
         except LookFailed as why:

@@ -152,6 +152,7 @@ class Sum:
     epoch: int
     oldest_unknown_seconds: float | None
     awaited: str
+    frozen: str = ""  # by whom
 
     def line(self) -> str:
         """For people."""
@@ -162,7 +163,8 @@ class Sum:
             what = "oldest" if str(SessionState.UNKNOWN) in self.by_state else "oldest unknown"
             oldest = f" ({what} {self.oldest_unknown_seconds:.0f} s{waits})"
         return (f"{self.slots} slots: {states + oldest + ', ' if states else ''}{self.free} free; "
-                f"reserve {self.reserve_held}/{self.reserve_slots}; epoch {self.epoch}")
+                f"reserve {self.reserve_held}/{self.reserve_slots}; epoch {self.epoch}"
+                + (f"; frozen by {self.frozen}" if self.frozen else ""))
 
 
 def _word(state: str) -> str:
@@ -185,6 +187,7 @@ def sum_up(snapshot: LedgerSnapshot, rows: Sequence[Mapping[str, Any]]) -> Sum:
         epoch=snapshot.epoch.number if snapshot.epoch else 0,
         oldest_unknown_seconds=float(oldest["age_seconds"]) if oldest else None,
         awaited=str(oldest["waits_for"]) if oldest else "",
+        frozen=snapshot.head.frozen if snapshot.head else "",
     )
 
 

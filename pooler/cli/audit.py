@@ -20,16 +20,29 @@ if TYPE_CHECKING:
     from pooler.cli.reach import Where
 
 
+ATTESTED_SHOWN_MAX = 10  # the latest; all with --json
+
+
 def audit(
     db: DbArgument,
+    monitor: Annotated[str | None, typer.Option(
+        "--monitor", metavar="DSN",
+        help="With --etcd: user, password, dbname and TLS of the looks (the hosts are the ledger's). A "
+             "password is better given as PGPASSWORD.")] = None,
     config: ConfigOption = None,
+    etcd: EtcdOption = None,
+    fleet: FleetOption = None,
+    prefix: PrefixOption = "pooler",
     as_json: JsonOption = False,
 ) -> None:
     """Compare the ledger with the real server: sessions without permit, permits without session, the budget.
 
-    Sessions in SESSION_UNKNOWN are listed apart, with what they wait for. The look takes an admin permit, and
-    gives it back. Exits 0 when both agree, 1 on any difference, when a host could not be audited, or when no
-    admin permit is free (it says who holds them).
+    Sessions in SESSION_UNKNOWN are listed apart, with what they wait for, and so is what operators forced in
+    this ledger. The look takes an admin permit, and gives it back. With --etcd the roles whose sessions are
+    the fleet's are those that hold a permit now; without --monitor only what etcd holds is judged.
+
+    Exits 0 when both agree, 1 on any difference, when a host could not be audited, or when no admin permit is
+    free (it says who holds them).
 
     Example: pooler ledger audit orders --json
     """
@@ -38,7 +51,8 @@ def audit(
     from pooler.cli.out import print_json
     from pooler.cli.reach import Where
 
-    found = trio.run(_audit, Where(config), db)
+    where = Where(config, etcd, fleet, prefix, monitor)
+    found = trio.run(_audit, where, db)
     if as_json:
         print_json(found.as_dict())
     else:
@@ -48,6 +62,7 @@ def audit(
 
 async def _audit(where: Where, name: str) -> Audit:
     from coordinator.audit import audit as compare
+    from coordinator.ledger.attestation import attestations_of
     from pooler.cli.reach import now_us, reach
     from pooler.errors import UsageFault
 
@@ -56,11 +71,13 @@ async def _audit(where: Where, name: str) -> Audit:
         ledger = await reached.whole_ledger(db)
         hosts = list(dict.fromkeys(host for each in reached.specs_of(db) for host in each.hosts))
         async with reached.eyes(db) as eyes:
-            if eyes is None:
+            if eyes is None and where.etcd is None:
                 raise UsageFault(f"an audit must look at the servers: set `monitor` for a database of {db}")
+            kept = (await reached.store.range(reached.keys.operators())).entries
             return await compare(
-                ledger, eyes, db=db, hosts=hosts, pools=_pools(where, db),
-                lease_ttl_seconds=reached.spec.lease_ttl_seconds, now_us=now_us)
+                ledger, eyes, db=db, hosts=hosts, pools=_pools(where, db) if where.etcd is None else (),
+                lease_ttl_seconds=reached.spec.lease_ttl_seconds, now_us=now_us,
+                attested=attestations_of(kept, db))
 
 
 def _pools(where: Where, db: str) -> list[Pool]:
@@ -82,6 +99,7 @@ def _pools(where: Where, db: str) -> list[Pool]:
 
 
 def _tell(found: Audit) -> None:
+    from coordinator.awaiting import clock_time
     from pooler.cli.out import duration
 
     print(f"{found.db}: {found.held} of {found.slots} slots held, reserve {found.reserve_held}/"
@@ -92,13 +110,16 @@ def _tell(found: Audit) -> None:
     if found.foreign:
         others = ", ".join(f"{role} {count}" for role, count in sorted(found.foreign.items()))
         print(f"other clients: {others}")
+    for each in found.attested[-ATTESTED_SHOWN_MAX:]:
+        print(f"by an operator, {clock_time(each.at_us)}: {each.who}: {each.what}"
+              + (f": {each.evidence}" if each.evidence else ""))
     for row in found.unknown:
         age = duration(row["age_seconds"])
         print(f"unknown: {row['permit']} for {age}, waits for {row['awaited_proof']}")
     for node, why in found.not_audited.items():
         print(f"not audited: {node}: {why}")
-    for each in found.differences:
-        print(f"difference: {each.invariant} {each.what}: {each.detail}")
+    for wrong in found.differences:
+        print(f"difference: {wrong.invariant} {wrong.what}: {wrong.detail}")
     print("clean" if not found.exit_code else f"{len(found.differences)} differences")
 
 

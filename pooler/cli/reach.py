@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import socket
 import time
@@ -23,7 +24,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import LedgerState
 from coordinator.opening import doors, open_store
 from coordinator.remembered import MemoryUnreadable, Remembered
-from coordinator.spec import CoordinatorSpec, DatabaseSpec, EtcdSpec
+from coordinator.spec import CoordinatorSpec, DatabaseSpec, EtcdSpec, Monitor
 from coordinator.store.api import Store
 from pooler.errors import FleetUnreachable, LedgerLost, NoPermit, UsageFault
 from pooler.settings import Address, Settings, coordinator_spec, find_config, load
@@ -34,15 +35,19 @@ ANSWER_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """How a command was told where the ledger is. With `etcd` and `fleet` no config is read."""
+    """How a command was told where the ledger is. With `etcd` and `fleet` no config is read; `monitor`, a
+    DSN, is then the login of its looks."""
 
     config: Path | None
     etcd: str | None = None
     fleet: str | None = None
     prefix: str = "pooler"
+    monitor: str | None = None
 
     def spec(self) -> CoordinatorSpec:
         """What a coordinator there would be. Raises UsageFault, FleetUnreachable."""
+        if self.monitor is not None and self.etcd is None:
+            raise UsageFault("--monitor: goes with --etcd; a config names the monitor itself")
         if self.etcd is None and self.fleet is None:
             return spec_of(load(find_config(self.config)))
         if self.etcd is None or self.fleet is None:
@@ -51,7 +56,8 @@ class Where:
             raise UsageFault(f'--fleet: "{self.fleet}" is no fleet\'s name: a to z, 0 to 9 and -, at most 24')
         return CoordinatorSpec(
             fleet=self.fleet, prefix=self.prefix, host=socket.gethostname(), machine_id="", run_dir="",
-            socket="", lease_ttl_seconds=5.0, etcd=EtcdSpec(endpoints=_endpoints(self.etcd)), databases=())
+            socket="", lease_ttl_seconds=5.0, etcd=EtcdSpec(endpoints=_endpoints(self.etcd)),
+            databases=() if self.monitor is None else (_by_monitor(self.monitor),))
 
 
 @dataclass(slots=True)
@@ -190,6 +196,24 @@ def operator_name() -> str:
     except (KeyError, OSError):
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
+
+
+def _by_monitor(dsn: str) -> DatabaseSpec:
+    """A database whose monitor this is, at whatever host. Raises UsageFault, without the DSN: it may hold a
+    password."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        given = conninfo_to_dict(dsn)
+    except ProgrammingError:
+        raise UsageFault("--monitor: is no DSN (postgresql://monitor@/orders, or user=monitor dbname=orders)"
+                         ) from None
+    user = str(given.get("user") or getpass.getuser())
+    tls = {name: str(value) for name, value in given.items() if name.startswith("ssl")}
+    password = str(given.get("password") or os.environ.get("PGPASSWORD") or "")
+    dbname = str(given.get("dbname") or user)
+    return DatabaseSpec("", "", dbname, (), monitor=Monitor(user, password, tls))
 
 
 def _endpoints(text: str) -> tuple[str, ...]:

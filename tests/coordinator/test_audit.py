@@ -9,11 +9,13 @@ from typing import Any
 from trio.testing import MockClock
 
 from coordinator.audit import Audit, Pool, audit
+from coordinator.ledger.attestation import Attestation, attestations_of
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import Kind, Seat
 from coordinator.ledger.states import SessionState
+from coordinator.store.api import Entry
 from tests.coordinator.stage import DB, FakeEyes, Server, Stage, row, stage
-from tests.ledger.ground import BACKEND, KEYS, NOW_US, TAG, session
+from tests.ledger.ground import BACKEND, FLEET, KEYS, NOW_US, TAG, session
 
 OURS = [Pool("app", "app")]
 
@@ -110,3 +112,30 @@ async def test_other_peoples_sessions_are_counted_by_role_and_are_no_difference(
         on.eyes.server.rows = [replace(row(9, 9), user="cron", dbname="other")]
         seen = await look(on)
         assert (found(seen), seen.foreign) == ([], {"cron": 1})
+
+
+async def test_what_operators_forced_in_this_ledger_is_shown_and_is_no_difference(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    kept = Attestation("root@a", f"free main/0.7 of {DB}", "node off", NOW_US, DB)
+    other = Attestation("root@a", "freeze other/write", "", NOW_US, "other/write")
+    older = Attestation("root@a", f"rebuild {DB}", "restored", NOW_US - 1)
+    entries = [Entry(put.key, put.value, 1, 1) for put in (each.put(FLEET) for each in (kept, other, older))]
+    entries.append(Entry("operator/broken", b"\xc1", 1, 1))
+    async with stage(tmp_path) as on:
+        seen = await audit(on.ledger, on.eyes, db=DB, hosts=[BACKEND.address], lease_ttl_seconds=5.0,
+                           now_us=lambda: NOW_US, attested=attestations_of(entries, DB))
+        assert (seen.exit_code, seen.attested) == (0, (kept, older))
+        assert seen.as_dict()["attested"][0] == {
+            "at_us": NOW_US, "who": "root@a", "what": f"free main/0.7 of {DB}", "evidence": "node off"}
+
+
+async def test_without_eyes_only_etcd_is_judged_and_no_host_is_called_audited(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        await hold(on)
+        seen = await audit(
+            on.ledger, None, db=DB, hosts=[], lease_ttl_seconds=5.0, now_us=lambda: NOW_US)
+        assert (seen.differences, seen.exit_code) == ((), 1)
+        assert seen.not_audited == {BACKEND.address: "nobody may log in there to look: no monitor is given"}
