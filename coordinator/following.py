@@ -28,6 +28,7 @@ from coordinator.topology import Advance, Cluster, Glance, Nobody, Seen, Stay, V
 from coordinator.view import View, Views
 
 LEVEL_SECONDS = 1.0
+HINTED_SECONDS = 0.2  # from one glance to the next, at the least
 MOVE_SECONDS_MAX = 3.0
 CLEAR_SECONDS = 2.0  # between looks at the ledger for what an older epoch still holds
 
@@ -136,7 +137,8 @@ class Following:
             for listener in self.on_left if left is not None else ():
                 assert left is not None
                 nursery.start_soon(listener, db, *left, fence)
-            with trio.move_on_after(LEVEL_SECONDS):
+            await trio.sleep(HINTED_SECONDS)  # noqa: TID251 - however many workers hint
+            with trio.move_on_after(LEVEL_SECONDS - HINTED_SECONDS):
                 await followed.hint.wait()
 
     async def follow(self, db: str, fence: Compare) -> tuple[Epoch, Seen | None] | None:

@@ -90,6 +90,11 @@ async def facts_and_query(query: str, session: Dialled, address: str) -> Session
     return replace(facts, parameters={**facts.parameters, **answer.parameters})
 
 
+async def asked_row(session: Dialled, query: str) -> list[bytes | None]:
+    """The last row of what a session that is idle answers to `query`. Raises as session_facts."""
+    return (await _answer(session, query)).row
+
+
 async def _answer(session: Dialled, query: str, leftover: bytes = b"") -> _Answer:
     """All that comes up to ReadyForQuery. Raises as session_facts."""
     reader = FrameReader()

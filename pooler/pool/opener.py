@@ -11,7 +11,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -22,12 +22,14 @@ from pooler.net.dial import DialFailed, Dialled, Outcome, Progress, Target, dial
 from pooler.net.facts import SessionFacts, session_facts
 from pooler.net.stream import Broken, KeepAlive, RawSocket
 from pooler.net.tls_context import ServerTls
+from pooler.pool.duty import BackendUnfit, Duty
 from pooler.pool.permits import Granted, Permits, Wish
 from pooler.wire.auth import ServerSecret
 
 GIVE_UP_SECONDS_MAX = 3.0  # for the orderly end of a session that is given up before anybody used it
 SHIELD_SECONDS_MAX = 2 * GIVE_UP_SECONDS_MAX
 
+T = TypeVar("T")
 AskFacts = Callable[[Dialled, str], Awaitable[SessionFacts]]
 """(an idle session, its address as dialled) → what its server says of it; raises as session_facts."""
 
@@ -37,7 +39,8 @@ class OpenPlan:
     """What to open. `seats`: sessions that the pool (dbname, user) may have over the whole fleet; `pool`:
     which of several for one role in one database.
 
-    `options` and `parameters` go into the startup packet; `ask` learns who the server is.
+    `options` and `parameters` go into the startup packet; `ask` learns who the server is; `duty`: what
+    it has to be.
     `eof_is_proof`: whether the server's end of file proves a session gone; None: where pid and both socket
     ends are the same on either side, so that nothing stands between.
     """
@@ -58,6 +61,7 @@ class OpenPlan:
     options: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
     ask: AskFacts = session_facts
+    duty: Duty = field(default_factory=Duty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +179,11 @@ class _Opening:
         """Learn who the server is and record the session; it is closed if that fails."""
         session: OpenSession | None = None
         try:
-            facts = await self._ask(dialled)
-            self._check(facts)
+            facts = await self._answered(self._plan.ask(dialled, self._granted.address))
             verified = _nothing_between(dialled, facts)
             self._eof_is_proof = verified if self._plan.eof_is_proof is None else self._plan.eof_is_proof
+            self._check(facts)
+            await self._check_duty(dialled, facts)
             await self._put_open(facts)
             session = self._session(dialled, facts)
         finally:
@@ -209,15 +214,27 @@ class _Opening:
         finally:
             self._not_born(proof is Proof.EOF and self._eof_is_proof)
 
-    async def _ask(self, dialled: Dialled) -> SessionFacts:
+    async def _answered(self, asking: Awaitable[T]) -> T:
         where = f"server {self._granted.address}"
         try:
             with trio.fail_after(self._plan.connect_timeout_seconds):
-                return await self._plan.ask(dialled, self._granted.address)
+                return await asking
         except trio.TooSlowError:
             raise BackendLost(f"{where}: no answer to the first query") from None
         except Broken as broken:
             raise BackendLost(f"{where}: {broken}") from broken
+
+    async def _check_duty(self, dialled: Dialled, facts: SessionFacts) -> None:
+        """One that is not what it has to be, or (read from) not what it was, is worth a look at all."""
+        view, duty = self._permits.ledgers.get(self._plan.db), self._plan.duty
+        recorded = view.backend if view is not None else None
+        if recorded is not None and recorded.in_recovery and not facts.backend.in_recovery:
+            self._permits.backend_hint(self._plan.db)
+        try:
+            await self._answered(duty.check(dialled, facts))
+        except BackendUnfit:
+            self._permits.backend_hint(self._plan.db)
+            raise
 
     def _check(self, facts: SessionFacts) -> None:
         """A session at another database cluster than the epoch's is none of this ledger's."""

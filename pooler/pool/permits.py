@@ -30,6 +30,7 @@ from pooler.pool.recovering import named as _permit
 
 ANSWER_SECONDS_MAX = 5.0  # how long an answer may take beyond the wait that was asked for
 CLOSING_SECONDS_MAX = 1.0  # CLOSING is recorded for those who look: Terminate does not wait longer for it
+HINT_SECONDS = 1.0
 REQUESTS_MAX = 3  # a request id can be void (the worker registered anew meanwhile): then another one asks
 
 # refusals after which the ledger holds nothing for the request, or the coordinator sees to that
@@ -92,6 +93,7 @@ class Permits:
         self.ledgers: dict[str, LedgerView] = {}
         self._holdings = Holdings()
         self._counts: Counter[str] = Counter()
+        self._hint_at: dict[str, float] = {}  # when the next may be given, by database
         self._refused: Counter[str] = Counter()
         self._hearing = Hearing(self.ledgers, self._holdings, holder, self._counts)
         self._uplink = Uplink(connect, identity, self._holdings, self._hearing)
@@ -165,6 +167,13 @@ class Permits:
         """The socket is about to be connected. Told, not waited for."""
         self._holdings.moved(db, permit, SessionState.CONNECTING)
         self._uplink.notify("connecting", db=db, permit=plain(permit))
+
+    def backend_hint(self, db: str) -> None:
+        """The server met is not what the epoch's backend should be. Told at most once a second, not waited
+        for: who leads looks at the servers by itself, only later."""
+        if trio.current_time() >= self._hint_at.get(db, 0.0):
+            self._hint_at[db] = trio.current_time() + HINT_SECONDS
+            self._uplink.notify("backend_hint", db=db)
 
     async def opened(
         self, db: str, permit: Permit, pid: int, backend_start_us: int, *, backend: Backend

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from coordinator.ledger.record import pool_name
 from pooler.errors import LoginRefused
 from pooler.net.stream import KeepAlive
+from pooler.pool.duty import Duty
 from pooler.settings import DatabaseSettings, PoolMode, PoolSettings, Settings
 from pooler.settings_models import UserSettings
 from pooler.wire.auth import ServerSecret
@@ -38,6 +39,7 @@ class PoolPlan:
     connect_query: str = ""  # run on every session before anybody has it
     reserve: int = 0  # sessions more, once somebody has waited reserve_pool_timeout
     user_sessions_max: int = 0  # of its user, over all pools of this worker; 0: no limit
+    duty: Duty = field(default_factory=Duty)  # what its server has to be
     pool: str = ""  # the entry, where others are of the same database of the same ledger: its own seats
 
     @property
@@ -112,6 +114,7 @@ def plan_for(
         user_sessions_max=limit,
         is_forced=forced is not None,
         connect_query=database.connect_query or "",
+        duty=Duty(database.role, database.max_replica_lag_seconds),
         pool=name if settings.entries_of(database.ledger, database.dbname or name) - {name} else "",
     )
 

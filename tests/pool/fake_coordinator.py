@@ -165,6 +165,7 @@ class FakeCoordinator:
         self.beats: list[Args] = []
         self.links: list[Link] = []
         self.state = "ACTIVE"
+        self.backend: Args | None = None  # of its epoch
         self.registers = True  # False: etcd is away
         self.hello_gate: trio.Event | None = None  # holds an answer to hello back after the ledger was read
         self.moved: list[tuple[Permit, Permit]] = []  # what hello says of permits that it lists
@@ -181,7 +182,7 @@ class FakeCoordinator:
         theirs, ours = memory_stream_pair()
         handlers = {op: self._handler(op) for op in (
             "heartbeat", "reserve", "void", "connecting", "open", "closing", "release", "unknown", "reassert",
-            "epoch_ack", "cancel", "fleet", "ledger_rows")}
+            "epoch_ack", "backend_hint", "cancel", "fleet", "ledger_rows")}
         link = Link(ours, {**handlers, "hello": self._hello})
         self.links.append(link)
         self._nursery.start_soon(self._run, link, ours)
@@ -206,7 +207,7 @@ class FakeCoordinator:
     def ledger_map(self) -> Args:
         """The `ledger` of the link."""
         return {"db": DB, "tag": "abcdefgh", "state": self.state, "reachable": True,
-                "epoch": {"number": 7, "state": "ACTIVE", "address": self.ledger.address, "backend": None,
+                "epoch": {"number": 7, "state": "ACTIVE", "address": self.ledger.address, "backend": self.backend,
                           "drain_timeout_seconds": 0.0},
                 "policy": {"generation": 1, "serverSessionPermits": self.ledger.slots_max}}
 

@@ -27,6 +27,9 @@ class FakeServer:
     def __init__(self, directory: Path) -> None:
         self.address = f"{directory}:{PORT}"
         self.behaviour = "normal"
+        self.in_recovery = False
+        self.lag_ms: str | None = "0"  # what it says to the question how far it is behind
+        self.lag_asked = 0
         self.alive: dict[str, int] = {}  # birth tag -> pid
         self.born = 0
         self._listener = socket.socket(socket.AF_UNIX)
@@ -77,13 +80,16 @@ class FakeServer:
                     await _packet(stream)
                 return
             if self.behaviour != "mute":
-                await stream.send_all(self._answer(pid))
+                await stream.send_all(self._answer(pid, body))
 
-    def _answer(self, pid: int) -> bytes:
+    def _answer(self, pid: int, asked: bytes) -> bytes:
         if self.behaviour == "refusing":
             return message(b"E", b"SERROR\0VERROR\0C42501\0Mno\0\0") + message(b"Z", b"I")
-        values = [str(pid), "1790000000000000", SYSTEM_IDENTIFIER, "1", "1780000000000000", "f",
-                  None, None, None, None, None]
+        values = [str(pid), "1790000000000000", SYSTEM_IDENTIFIER, "1", "1780000000000000",
+                  "t" if self.in_recovery else "f", None, None, None, None, None]
+        if b"pg_last_wal_replay_lsn" in asked:
+            self.lag_asked += 1
+            values = [self.lag_ms]
         row = len(values).to_bytes(2, "big") + b"".join(
             b"\xff\xff\xff\xff" if v is None else len(v).to_bytes(4, "big") + v.encode() for v in values)
         return message(b"D", row) + message(b"C", b"SELECT 1\0") + message(b"Z", b"I")

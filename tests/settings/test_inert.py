@@ -14,7 +14,7 @@ from tests.settings.test_load import SOUND, folder, write
 __all__ = ["folder"]  # a fixture
 
 SET = {
-    "fleet.drain_notice": "1s", "databases.orders.max_replica_lag": "10s",
+    "fleet.drain_notice": "1s",
     "failover.on_ledger_loss": "stop",
     "pool.server_reset_query_always": "true",
     "pool.pkt_buf": "4096",
