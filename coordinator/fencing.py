@@ -214,7 +214,7 @@ class Fencer:
     def _record(self, db: str, number: int, backend: Backend, fenced: Fenced, state: str) -> Attestation:
         return Attestation(
             who=f"leader {self._host}", what=f"fence_command for {backend.address}, {db} epoch {number}",
-            evidence="", at_us=self._now_us(),
+            evidence="", at_us=self._now_us(), database=db,
             extra={"state": state, "epoch": number, "fenced": fenced.plain()})
 
     async def _put(self, key: str, record: Attestation, before: int, *compares: Compare) -> int:

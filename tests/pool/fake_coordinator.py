@@ -207,8 +207,8 @@ class FakeCoordinator:
     def ledger_map(self) -> Args:
         """The `ledger` of the link."""
         return {"db": DB, "tag": "abcdefgh", "state": self.state, "reachable": True,
-                "epoch": {"number": 7, "state": "ACTIVE", "address": self.ledger.address, "backend": self.backend,
-                          "drain_timeout_seconds": 0.0},
+                "epoch": {"number": 7, "state": "ACTIVE", "address": self.ledger.address,
+                          "backend": self.backend, "drain_timeout_seconds": 0.0},
                 "policy": {"generation": 1, "serverSessionPermits": self.ledger.slots_max}}
 
     async def _hello(self, args: Args) -> Any:

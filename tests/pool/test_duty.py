@@ -1,4 +1,4 @@
-"""A server that is not what its ledger needs serves nobody: it is asked whenever a session is opened there."""
+"""A server that is not what its ledger needs serves nobody: it is asked whenever a session is opened."""
 
 from __future__ import annotations
 
