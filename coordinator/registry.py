@@ -20,6 +20,7 @@ from coordinator.epoch import acknowledged_by_registering
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.record import Epoch, Permit, Record, Session, Worker, WorkerExit
+from coordinator.ledger.schemas import why_unread
 from coordinator.link import Link
 from coordinator.store.api import (
     TXN_OPERATIONS_MAX,
@@ -124,6 +125,9 @@ class Registry:
 
         Raises Unregistered, StoreUnavailable, StoreUnknown.
         """
+        unread = why_unread(local.who.schemas)
+        if unread:
+            raise Unregistered(unread)
         async with local.renewing:
             for _ in range(ROUNDS_MAX):
                 if local.exited:
