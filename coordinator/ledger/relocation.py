@@ -7,12 +7,12 @@ what its own workers hold: so that two of them seldom try the same slot.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from coordinator.ledger.limits import Limits
 from coordinator.ledger.record import Kind, LedgerState, Permit, Session
 from coordinator.ledger.rules import Relocate
+from coordinator.ledger.siblings import may_move_to
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import SessionState
 
@@ -50,7 +50,7 @@ def find_excess(snapshot: LedgerSnapshot) -> Excess:
         for session in sorted(held, key=lambda each: each.slot):
             if not is_high(session.permit, limits, failover=epoch.failover) or not _goes(session, snapshot):
                 continue
-            slot = _first(free, session.siblings)
+            slot = next((each for each in free if may_move_to(session, each)), None)
             if slot is not None:
                 free.remove(slot)
                 moves.append((session, Relocate(session.permit, kind, slot, snapshot.head_revision)))
@@ -62,7 +62,3 @@ def find_excess(snapshot: LedgerSnapshot) -> Excess:
 def _goes(session: Session, snapshot: LedgerSnapshot) -> bool:
     """Only what is open goes: what is being opened is on its way there, anything else on its way out."""
     return session.state is SessionState.OPEN and session.owner in snapshot.workers
-
-
-def _first(free: Collection[int], siblings: Collection[int]) -> int | None:
-    return next((slot for slot in free if slot not in siblings), None)

@@ -21,6 +21,7 @@ from typing import Any
 
 from coordinator.ledger.keys import DbKeys, only
 from coordinator.ledger.record import Backend, Kind, Permit, Seat, Session
+from coordinator.ledger.siblings import may_move_to
 from coordinator.ledger.states import Actor, IllegalMove, Proof, SessionState, find_move
 from coordinator.store.api import Compare, Entry, Put, Txn, absent, unchanged
 
@@ -376,6 +377,6 @@ def _relocate(session: Session, command: Relocate, move: _Mover) -> Decision:
     lower = command.kind is session.kind and command.slot < session.slot
     if not lower and (session.kind, command.kind) != (Kind.RESERVE, Kind.MAIN):
         return Refused(Code.ILLEGAL, f"{session.permit} does not go to {target[0]}/{target[1]}")
-    if command.slot in session.siblings:
-        return Refused(Code.ILLEGAL, f"{target[0]}/{target[1]} was granted together with {session.permit}")
+    if not may_move_to(session, command.slot):
+        return Refused(Code.ILLEGAL, f"{target[0]}/{target[1]} is for what was granted with {session.permit}")
     return move.across(*target, command.head_revision)

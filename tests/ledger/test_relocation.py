@@ -115,7 +115,7 @@ def test_it_never_goes_into_a_slot_that_was_granted_with_it(kind: Kind) -> None:
         decision = relocated(stored, MAIN, slot)
         assert isinstance(decision, Refused)
         assert decision.code is Code.ILLEGAL
-    assert isinstance(relocated(stored, MAIN, 4), Write)
+    assert isinstance(relocated(stored, MAIN, 2), Write)
 
 
 @pytest.mark.parametrize("state", [S.RESERVED, S.CONNECTING, S.CLOSING, S.UNKNOWN])
