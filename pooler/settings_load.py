@@ -123,7 +123,7 @@ def coordinator_spec(settings: Settings) -> dict[str, Any]:
     return {
         "fleet": fleet.name,
         "prefix": etcd.prefix,
-        "host": host_name(),
+        "host": fleet.host_name or host_name(),
         "machine_id": machine_id(),
         "run_dir": str(fleet.run_dir),
         "socket": str(settings.coordinator_socket),

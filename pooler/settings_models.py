@@ -52,6 +52,7 @@ class FleetSettings(Strict):
     """The processes of this host."""
 
     name: str = Field(pattern=FLEET_NAME)
+    host_name: str | None = Field(None, pattern=r"^[\w.-]{1,64}$", description="in the ledger")
     workers: int = Field(default_factory=default_workers, ge=1, le=WORKERS_MAX)
     listen: HostPorts = (Address("127.0.0.1", 6432),)
     worker_host: str | None = Field(None, description="where workers listen; default: the host of `listen`")

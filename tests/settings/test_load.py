@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import msgpack
@@ -185,6 +186,18 @@ def test_settings_survive_the_link_unchanged(folder: Path) -> None:
     for file in (folder / "policies/orders.yaml", folder / "userlist.txt", folder / "monitor"):
         file.unlink()
     assert Settings.from_wire(msgpack.unpackb(msgpack.packb(settings.to_wire()))) == settings
+
+
+def test_a_host_goes_by_the_name_it_is_given(folder: Path) -> None:
+    named = load(write(folder, SOUND.replace("fleet: {", "fleet: {host_name: rack-1.b, ")))
+    assert coordinator_spec(named)["host"] == "rack-1.b"
+    assert coordinator_spec(load(write(folder, SOUND)))["host"] == socket.gethostname()
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a/b", "x" * 65])
+def test_a_hosts_name_is_one_word(folder: Path, name: str) -> None:
+    with pytest.raises(ConfigFaults, match=r"fleet\.host_name"):
+        load(write(folder, SOUND.replace("fleet: {", f'fleet: {{host_name: "{name}", ')))
 
 
 def test_the_coordinator_is_told_everything_it_needs(folder: Path) -> None:
