@@ -24,6 +24,7 @@ from coordinator.events import Event
 from coordinator.failover import Failover
 from coordinator.founding import Founder
 from coordinator.granting import Granting
+from coordinator.homes import Homes
 from coordinator.http import Figures, serve_http
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
@@ -90,6 +91,8 @@ class Coordinator:
         sight = Sight(looker)
         self.reach = Reach(store, self.keys, self.election, sight, host=spec.host,
                            ttl_seconds=spec.lease_ttl_seconds)
+        self.homes = Homes(
+            store, self.keys, self.reach.key, self.ledgers, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
             store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us)
         self.publishing = Publishing(
@@ -132,6 +135,7 @@ class Coordinator:
             nursery.start_soon(self.alerting.run)
             nursery.start_soon(self.noting.run)
             nursery.start_soon(self.reach.run)
+            nursery.start_soon(self.homes.run)
             nursery.start_soon(self._sweep_tables)
             nursery.start_soon(self._bury_commands)
             nursery.start_soon(self._bury_earlier_boots)

@@ -131,7 +131,7 @@ class Reach:
     ) -> None:
         self._store = store
         self._keys = keys
-        self._key = keys.reach(f"{host}.{secrets.token_hex(4)}")
+        self.key = keys.reach(f"{host}.{secrets.token_hex(4)}")
         self._election = election
         self._sight = sight
         self._host = host
@@ -178,7 +178,7 @@ class Reach:
             self._lease, self._put = await self._store.lease(self._ttl), b""
         value = Present(self._host, await self._reached()).encode()
         if value != self._put:
-            await self._store.txn(Txn(puts=(Put(self._key, value, self._lease.id),)))
+            await self._store.txn(Txn(puts=(Put(self.key, value, self._lease.id),)))
             self._put = value
 
     async def _reached(self) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ class Reach:
         if not late:
             return
         others = present((await self._store.range(self._keys.reaches())).entries)
-        others.pop(self._key, None)
+        others.pop(self.key, None)
         other = better(late, seen, others.values())
         if other is not None:
             _log.warning(Event.LEADER_BLIND, nodes=late, reached_by=other.host,

@@ -56,7 +56,7 @@ class Keyspace:
         if end == start + "\0":
             entry = self.entries.get(start)
             return (entry,) if entry else ()
-        return tuple(self.entries[key] for key in sorted(self.entries) if start <= key < end)
+        return tuple(self.entries[key] for key in sorted(key for key in self.entries if start <= key < end))
 
     def txn(self, txn: Txn) -> Won | Lost:
         """Raises ValueError, LeaseGone, StoreFull; then nothing was written."""
