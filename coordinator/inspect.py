@@ -86,6 +86,14 @@ SHOWN_STATES = (  # every state that a row may show
     "OPEN", *(f"OPEN_{activity.upper()}" for activity in (Activity.IDLE, Activity.BUSY)))
 
 
+def doing_of(activities: Activities, db: str, session: Session) -> Doing | None:
+    """What its worker's table says of a session; of one that was moved, maybe by the permit it had before."""
+    found = activities.get((db, session.permit))
+    if found is None and session.moved_from is not None:
+        return activities.get((db, session.moved_from))
+    return found
+
+
 def session_rows(
     db: str, snapshot: LedgerSnapshot, activities: Activities, now_us: int,
     waits: Mapping[str, Waits] | None = None, hosts: Collection[str] | None = None,
@@ -94,7 +102,8 @@ def session_rows(
     `hosts`: those with a coordinator, where that is known."""
     ordered = sorted(snapshot.sessions, key=lambda held: (
         held.session.state is not SessionState.UNKNOWN, str(held.session.kind), held.session.slot))
-    return [_row(db, held, activities.get((db, held.permit)), now_us, (waits or {}).get(str(held.permit)))
+    return [_row(db, held, doing_of(activities, db, held.session), now_us,
+                 (waits or {}).get(str(held.permit)))
             | _owner(held.session, snapshot, hosts) for held in ordered]
 
 

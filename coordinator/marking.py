@@ -75,7 +75,7 @@ class OwnerReaper:
             return
         activities = inspect.read_activities(self._run_dir)
         for session in found:
-            doing = activities.get((db, session.permit))
+            doing = inspect.doing_of(activities, db, session)
             ticket = str(doing.ticket_id) if doing is not None and doing.ticket_id else ""
             tenant = doing.tenant if doing is not None else ""
             outcome = await self._ledgers[db].apply(MarkOwnerGone(session.permit, ticket, tenant))

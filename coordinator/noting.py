@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from coordinator.events import Event
-from coordinator.inspect import read_table_of, tables_without_process
+from coordinator.inspect import doing_of, read_table_of, tables_without_process
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.record import Permit, UnknownSchema
 from coordinator.ledger.rules import NoteTicket
@@ -74,7 +74,7 @@ class Noting:
             if ledger is None:
                 continue
             for held in (await ledger.snapshot()).of_owner(boot_id):
-                doing = busy.get((db, held.permit))
+                doing = doing_of(busy, db, held.session)
                 if doing is None or held.session.ticket:
                     continue
                 if held.session.state is not SessionState.UNKNOWN:

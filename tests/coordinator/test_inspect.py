@@ -53,6 +53,19 @@ async def test_unknown_permits_come_first_and_the_sum_line_counts_them(
             ", 1 free; reserve 0/0; epoch 1")
 
 
+async def test_what_a_moved_session_does_is_found_by_the_permit_its_worker_had_for_it(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        await hold(on, SessionState.OPEN, 1, from_kind="main", from_slot=3)
+        other = await hold(on, SessionState.OPEN, 3, generation=8, pid=43)
+        table = SessionTable.create(tmp_path, "A")
+        table.take(DB, Permit(other.kind, 3, 7), 42).busy(7, encode_who("acme", "batch", "10.0.0.9"), 1)
+        table.close()
+        rows = session_rows(DB, await on.ledger.snapshot(), read_activities(tmp_path), NOW_US)
+        assert [(each["slot"], each["ticket"]) for each in rows] == [(1, "7"), (3, "")]
+
+
 async def test_a_session_that_a_look_can_see_is_not_freed_on_anybodys_word(
     tmp_path: Path, clock: MockClock
 ) -> None:
