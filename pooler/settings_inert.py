@@ -11,7 +11,6 @@ from pooler.settings_models import Settings
 # path (* stands for any name): with which settings it does what it says all the same; None: with none
 INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "fleet.drain_notice": None,
-    "failover.on_ledger_loss": None,
     "pool.server_reset_query_always": lambda settings: settings.pool.session_state in ("allow", "warn"),
     "pool.pkt_buf": None,
 }

@@ -35,6 +35,7 @@ from pooler.net.stream import KeepAlive
 from pooler.observe.events import Event
 from pooler.observe.http import serve_http
 from pooler.pool import janitor, steering
+from pooler.pool.cut_off import CutOff
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
 from pooler.pool.permits import Permits
@@ -96,6 +97,10 @@ class Worker:
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
+        self.parts.cut_off = CutOff(
+            lambda: self.registry.settings.failover.on_ledger_loss == "stop", self.permits.lease_left_seconds,
+            self.registry.pools.values)
+        self.permits.on_renewed(self.parts.cut_off.renewed)
         self.parts.next_number = lambda: self.registry.numbers.reserve(self.permits.ordinal)
         self.parts.by_seat, self.parts.of_user = self.registry.by_seat, self.registry.of_user
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)

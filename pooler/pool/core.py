@@ -53,6 +53,7 @@ class PoolCore(Generic[S]):
         "closing",
         "epoch",
         "generation",
+        "grants_until",
         "idle",
         "logins",
         "opening",
@@ -78,6 +79,7 @@ class PoolCore(Generic[S]):
         self.generation = 0
         self.shed = 0
         self.paused = False
+        self.grants_until = float("inf")  # from then on nobody gets one: see cut_off.py
         self.serving = True
         self.check_after = float("inf")  # seconds idle, from which on a session is checked before it is given
         self.checking: set[S] = set()  # of `active`: nobody's until it has answered
@@ -99,7 +101,8 @@ class PoolCore(Generic[S]):
         if ticket.promised is not None:
             self._bring_forward(ticket)
         if (self.idle and not self.waiting and self.serving and not self.paused
-                and ticket.queued_at - self.idle[-1].idle_since < self.check_after):
+                and ticket.queued_at - self.idle[-1].idle_since < self.check_after
+                and ticket.queued_at < self.grants_until):
             session = self.idle.pop()
             ticket.bind(session)
             self.active.add(session)
@@ -154,7 +157,7 @@ class PoolCore(Generic[S]):
         if self.shed or not self.usable(session, now):
             self.shed = max(0, self.shed - 1)
             return False
-        if self.waiting and not self.paused:
+        if self.waiting and not self.paused and now < self.grants_until:
             ticket = next(iter(self.waiting))
             del self.waiting[ticket]
             ticket.bind(session)
@@ -216,7 +219,7 @@ class PoolCore(Generic[S]):
     def wake(self, now: float) -> list[S]:
         """Serve waiters from idle sessions after a block was lifted; returns those to close instead."""
         retired: list[S] = []
-        while (self.idle and not self.blocked and self.waiting
+        while (self.idle and not self.blocked and self.waiting and now < self.grants_until
                and now - self.idle[-1].idle_since < self.check_after):
             session = self.idle.pop()
             if not self.give(session, now):
@@ -270,4 +273,5 @@ class PoolCore(Generic[S]):
         assert not any(s in self.active for s in self.idle)
         assert all(ticket.waiting for ticket in self.waiting)
         assert self.checking <= self.active
-        assert self.blocked or not (self.idle and len(self.waiting) > len(self.checking))
+        grants = not self.blocked and self.grants_until == float("inf")
+        assert not (grants and self.idle and len(self.waiting) > len(self.checking))

@@ -30,6 +30,8 @@ def why_none(pool: Pool) -> str:
     view = pool.parts.permits.ledgers.get(pool.plan.ledger)
     if pool.core.paused:
         return "the database is paused"
+    if pool.parts.cut_off.is_over:
+        return "its worker's lease is over, and without one it grants nothing (on_ledger_loss: stop)"
     if view is None or not view.reachable:
         return "the ledger is unreachable, so that no new session may be opened"
     if view.state in ("LOST", "RECOVERING"):

@@ -81,6 +81,7 @@ class Uplink:
         self._greeted = trio.Event()
         self._ttl_seconds = 0.0
         self._lease_until = -float("inf")
+        self.on_renewed: Callable[[], object] = bool
 
     @property
     def linked(self) -> bool:
@@ -213,8 +214,13 @@ class Uplink:
         self.ordinal = answer["ordinal"]
         self._ttl_seconds = float(answer["lease_ttl_seconds"])
         if answer.get("registered", True):  # else etcd is away, and we are only linked
-            self._lease_until = sent + self._ttl_seconds
+            self._renewed(sent)
         self._listener.heard(answer)
+
+    def _renewed(self, sent: float) -> None:
+        """By what was sent then: it lasts from there on, at the least."""
+        self._lease_until = sent + self._ttl_seconds
+        self.on_renewed()
 
     async def _beat(self, link: Link) -> None:
         beats = 0
@@ -226,7 +232,7 @@ class Uplink:
             with trio.fail_after(self._ttl_seconds):
                 answer = await link.call("heartbeat", **word)
             if answer["alive"]:
-                self._lease_until = sent + self._ttl_seconds
+                self._renewed(sent)
             else:
                 await self._greet(link)
 

@@ -124,6 +124,10 @@ class Permits:
         """How long the worker's lease certainly lasts, counted from the sending of what last renewed it."""
         return self._uplink.lease_left_seconds()
 
+    def on_renewed(self, listener: Callable[[], object]) -> None:
+        """Called whenever the lease was renewed."""
+        self._uplink.on_renewed = listener
+
     def growth_allowed(self, db: str) -> bool:
         """May sessions be opened, and closed by choice, now?"""
         view = self.ledgers.get(db)

@@ -24,6 +24,7 @@ from pooler.net.tls_context import ServerTls
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
+from pooler.pool.cut_off import CutOff
 from pooler.pool.growth import Growth
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
@@ -70,6 +71,7 @@ class Parts:
     next_number: Callable[[], int] = int
     by_seat: Callable[[str, str, str], Iterable[Pool]] = lambda *_: ()  # pools that share seats
     of_user: Callable[[str], Iterable[Pool]] = lambda *_: ()  # pools whose sessions are this user's
+    cut_off: CutOff = field(default_factory=CutOff)
     places: UserPlaces = field(default_factory=UserPlaces)
     tickets: int = 0
     servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
@@ -82,6 +84,7 @@ class Pool:
     def __init__(self, parts: Parts, plan: PoolPlan) -> None:
         self.parts, self.plan = parts, plan
         self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
+        self.core.grants_until = parts.cut_off.until
         self.statements, self.look = parts.statements, parts.look.residue
         self.look_at_piece = parts.look.residue_of_piece
         self.custom_names = parts.look.custom

@@ -15,7 +15,6 @@ __all__ = ["folder"]  # a fixture
 
 SET = {
     "fleet.drain_notice": "1s",
-    "failover.on_ledger_loss": "stop",
     "pool.server_reset_query_always": "true",
     "pool.pkt_buf": "4096",
 }
