@@ -239,10 +239,10 @@ def _look_row(session: Session) -> list[str | None]:
         for each in session.others() if each is not session and each.is_in)
     return [
         str(session.pid), str(session.start_us), session.ends[1][0], SYSTEM, "1", str(STARTED_US), "f", "t",
-        str(AUTHENTICATION_TIMEOUT_SECONDS), str(CONNECTIONS_MAX), "3", f"[{rows}]", "[]"]
+        str(AUTHENTICATION_TIMEOUT_SECONDS), str(CONNECTIONS_MAX), "3", "10", f"[{rows}]", "[]"]
 
 
-_LOOK_TYPES = (23, 20, 25, 25, 23, 20, 16, 16, 23, 23, 23, 114, 114)
+_LOOK_TYPES = (23, 20, 25, 25, 23, 20, 16, 16, 23, 23, 23, 23, 114, 114)
 _BEGINS = re.compile(r"\s*(begin|start transaction)\b", re.IGNORECASE)
 _ENDS = re.compile(r"\s*(commit|end|rollback|abort)\b", re.IGNORECASE)
 _SETS = re.compile(r"\s*(set|reset|discard|deallocate|close|unlisten|listen)\b[^;]*", re.IGNORECASE)

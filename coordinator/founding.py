@@ -17,13 +17,15 @@ import structlog
 import trio
 
 from coordinator.events import Event
+from coordinator.fleet_policies import can_fail_over, fleet_demands, hosts_of
 from coordinator.ledger.keys import DbKeys, FleetKeys
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, LedgerHead, LedgerState
 from coordinator.ledger.recovery import is_ours, roles_of
 from coordinator.looks import Eyes, LookFailed
-from coordinator.policy import Policy, PolicyRefused, decode_document, encode_policy, load_policy
-from coordinator.room import crowded, demand_of, look_at_hosts
+from coordinator.placement import Demand, crowded, room_at
+from coordinator.policy import Policy, PolicyRefused, encode_policy, load_policy
+from coordinator.room import look_at_hosts
 from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Put, Store, Txn, absent
 from coordinator.view import View
@@ -67,7 +69,6 @@ class Founder:
         self._now_us = now_us
         self._said: dict[tuple[str, str], str] = {}
         self._look_again_at = float("-inf")
-        self.active: dict[str, Policy] = {}  # of every ledger that has one: they may meet at one server
 
     async def found(self, view: View) -> bool:
         """Creates what `view` lacks; True if something was written.
@@ -81,7 +82,7 @@ class Founder:
         if view.alias is None:
             written |= await self._publish(keys, specs)
         else:
-            await self._compare_policy(view, keys, specs)
+            self._compare_policy(view, specs)
         if view.epoch is None or view.head is None:
             written |= await self._begin(view, keys, specs)
         return written
@@ -142,46 +143,53 @@ class Founder:
         if policy.database != keys.database:
             self._say(Event.POLICY_REFUSED, keys.database, f"database: the file is for {policy.database!r}")
             return False
-        if not await self._has_room(keys.database, policy):
+        hosts = hosts_of(policy, specs)
+        looks = await self._looks_with_room(keys.database, policy, hosts)
+        if looks is None:
             return False
+        room = min((room for look in looks if (room := room_at(look)) is not None), default=None)
+        resolved = policy.resolve(
+            can_fail_over=can_fail_over(specs), hosts=hosts, role=specs[0].role, room=room)
         generation = keys.policy(policy.generation)
         puts = (Put(keys.alias(), Alias(active=policy.generation).encode()),
-                Put(generation, encode_policy(document)))
+                Put(generation, encode_policy(document, resolved)))
         await self._store.txn(Txn((absent(keys.alias()), absent(generation)), puts))
         _log.info(Event.POLICY_PUBLISHED, database=keys.database, generation=policy.generation)
         return True
 
-    async def _has_room(self, db: str, policy: Policy) -> bool:
-        """Whether the servers, where they can be reached, can hold what it and the active ones promise."""
+    async def _looks_with_room(
+        self, db: str, policy: Policy, hosts: tuple[str, ...]
+    ) -> Sequence[Look] | None:
+        """What the servers show, where they can be reached; None if they cannot hold what it and the active
+        ones promise."""
         if trio.current_time() < self._look_again_at:
-            return False
-        wanted = {**self.active, db: policy}
-        demands = [demand for name, each in wanted.items()
-                   if (demand := demand_of(name, each, self._ledgers[name])) is not None]
-        looks, _ = await look_at_hosts(self._eyes, [each for each in demands if each.db == db])
-        why = crowded(demands, looks).get(db)
+            return None
+        demands = await fleet_demands(self._store, self._keys, self._ledgers)
+        watched = any(spec.monitor for spec in self._ledgers[db])
+        looks, _ = await look_at_hosts(self._eyes, hosts if watched else ())
+        system = next((look.backend.system_identifier for look in looks.values()), "")
+        demands[db] = Demand(db, hosts, policy, system)
+        why = crowded(demands.values(), looks).get(db)
         if why is None:
-            return True
+            return list(looks.values())
         self._look_again_at = trio.current_time() + LOOK_AGAIN_SECONDS
         self._say(Event.POLICY_REFUSED, db, why)
-        return False
+        return None
 
-    async def _compare_policy(self, view: View, keys: DbKeys, specs: Sequence[DatabaseSpec]) -> None:
+    def _compare_policy(self, view: View, specs: Sequence[DatabaseSpec]) -> None:
         """Says so, once, when the file is not what is active."""
         text = next((spec.policy for spec in specs if spec.policy), None)
         if text is None or view.alias is None or (Event.POLICY_DIFFERS, view.db) in self._said:
             return
         self._said[Event.POLICY_DIFFERS, view.db] = "compared"
-        stored = await self._store.read(keys.policy(view.alias.active))
         try:
-            policy, document = load_policy(text)
-            active = decode_document(stored.entries[0].value) if stored.entries else document
-        except (PolicyRefused, ValueError) as refused:
+            policy, _ = load_policy(text)
+        except PolicyRefused as refused:
             self._say(Event.POLICY_REFUSED, view.db, str(refused))
             return
-        if active != document:
+        if view.policy is not None and view.policy != policy:
             _log.warning(Event.POLICY_DIFFERS, database=view.db, file_generation=policy.generation,
-                         active_generation=view.alias.active)
+                         active_generation=view.alias.granting)
 
     def _name_strangers(self, db: str, found: Found, specs: Sequence[DatabaseSpec]) -> None:
         """Sessions that were there before the ledger: it does not count them."""

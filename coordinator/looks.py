@@ -43,6 +43,7 @@ SELECT pg_backend_pid(),
        (SELECT setting::int FROM pg_settings WHERE name = 'max_connections'),
        (SELECT sum(setting::int)::int FROM pg_settings
          WHERE name IN ('superuser_reserved_connections', 'reserved_connections')),
+       (SELECT setting::int FROM pg_settings WHERE name = 'max_wal_senders'),
        (SELECT coalesce(json_agg(json_build_array(
                    pid, round(extract(epoch FROM backend_start)::numeric * 1000000)::bigint, usename, datname,
                    application_name, state, backend_type, host(client_addr))), '[]')
@@ -53,7 +54,7 @@ SELECT pg_backend_pid(),
 """
 _NULL, _BEYOND = type(None), 1 << 63
 _LOOK_TYPES: tuple[type | tuple[type, ...], ...] = (
-    int, (int, _NULL), (str, _NULL), str, int, int, bool, bool, int, int, (int, _NULL), list, list)
+    int, (int, _NULL), (str, _NULL), str, int, int, bool, bool, int, int, (int, _NULL), int, list, list)
 _RENAME_SQL = "SELECT set_config('application_name', %s, false)"
 _TERMINATE_SQL = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -245,7 +246,7 @@ class Looker:
 
     def _seen(self, address: str, at_us: int, row: tuple[Any, ...]) -> Look:
         pid, began_us, server, system, timeline, start_us, recovery, *more = row
-        all_stats, auth_timeout, most, reserved, rows, nameless = more
+        all_stats, auth_timeout, most, reserved, walsenders, rows, nameless = more
         node = self._nodes[address]
         local, right = _ends(node.session.connection if node.session else None, server)
         latest = self._starts.get(address, 0)
@@ -264,6 +265,7 @@ class Looker:
             is_local=local,
             max_connections=most,
             reserved_connections=reserved or 0,
+            max_wal_senders=walsenders,
             own_pid=pid,
             own_start_us=began_us or 0,
         )

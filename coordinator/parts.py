@@ -113,7 +113,7 @@ class Coordinator:
         self.noting = Noting(self.ledgers, lambda: self.registry.workers, run_dir=Path(spec.run_dir),
                              ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler.owners.on_unknown.append(lambda *_: self.noting.stir())
-        self.room = Room(looker, databases, self.views_now)
+        self.room = Room(store, self.keys, looker, databases, self.views_now, now_us=now_us)
         self.views.on_change.append(self.room.heard)
         self._incomplete = trio.Event()
         self._met: set[str] = set()  # ledgers that were reachable once
@@ -146,7 +146,7 @@ class Coordinator:
 
     async def _lead(self, fence: Compare) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.room.watch)
+            nursery.start_soon(self.room.watch, fence)
             nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.reach.lead)
             nursery.start_soon(self.publishing.lead, fence)
@@ -233,8 +233,6 @@ class Coordinator:
         while True:
             await self._incomplete.wait()
             self._incomplete, self._another = trio.Event(), trio.Event()
-            self.founder.active = {
-                db: view.policy for db, view in self.views.views.items() if view.policy is not None}
             for view in tuple(self.views.views.values()):
                 try:
                     if await self.founder.found(view):

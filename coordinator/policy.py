@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
@@ -23,6 +23,8 @@ FAIRNESS = ("weighted-deficit-v2",)
 POOL_MODES = ("transaction", "session", "statement")
 BUCKET_MODES = ("delay", "reject")
 SLOTS_MAX = 100_000
+FAILOVER_SHARE = 10  # one of so many main slots is kept for a failover, where nothing else is given
+RESOLVED = "resolved"  # beside the fields of a stored document: no field of it has this name
 _UNITS_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
 
@@ -73,8 +75,36 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a document left to the moment of its publication, and where it was published for.
+
+    `hard_connection_limit` None: no server was seen. `hosts` and `role` are those of the databases that the
+    publisher's config has on this ledger.
+    """
+
+    failover_permits: int = 0
+    hard_connection_limit: int | None = None
+    hosts: tuple[str, ...] = ()
+    role: str = ""
+
+    def encode(self) -> dict[str, Any]:
+        """Beside the document, under `resolved`."""
+        return {"failoverPermits": self.failover_permits, "hardConnectionLimit": self.hard_connection_limit,
+                "hosts": list(self.hosts), "role": self.role}
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Resolved:
+        """The inverse; what is absent has its default."""
+        return cls(values.get("failoverPermits", 0), values.get("hardConnectionLimit"),
+                   tuple(values.get("hosts") or ()), values.get("role") or "")
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """A valid policy with every default filled in."""
+    """A valid policy with every default filled in that needs no server; of the others, None.
+
+    Two are equal that were given with the same meaning, whatever became of their defaults.
+    """
 
     database: str
     generation: int
@@ -85,10 +115,24 @@ class Policy:
     hard_connection_limit: int | None  # None: what the server has, read at publish
     replication_reserve: int
     reserve_permits: int
-    failover_permits: int
+    failover_permits: int | None  # None: a tenth of the permits where there is a server to fail over to
     other_clients: int
     pool_mode: str
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    resolved: Resolved = field(default=Resolved(), compare=False)
+
+    @property
+    def failover_slots(self) -> int:
+        """How many of the main slots are kept for a failover."""
+        return self.resolved.failover_permits if self.failover_permits is None else self.failover_permits
+
+    def resolve(self, *, can_fail_over: bool, hosts: Iterable[str] = (), role: str = "",
+                room: int | None = None) -> Resolved:
+        """What its open defaults become now. `room`: sessions that the server has for ordinary roles."""
+        kept = self.server_session_permits // FAILOVER_SHARE if can_fail_over else 0
+        return Resolved(
+            kept if self.failover_permits is None else self.failover_permits,
+            room if self.hard_connection_limit is None else self.hard_connection_limit, tuple(hosts), role)
 
     def for_workers(self) -> dict[str, Any]:
         """What a worker is told of it: the policy's own names."""
@@ -98,6 +142,7 @@ class Policy:
             "reservePermits": self.reserve_permits,
             "adminReserve": self.admin_reserve,
             "replicationReserve": self.replication_reserve,
+            "failoverPermits": self.failover_slots,
             "poolMode": self.pool_mode,
             "executionClasses": {
                 name: {"permits": each.permits, "maxQueue": each.max_queue,
@@ -108,9 +153,9 @@ class Policy:
         }
 
 
-def encode_policy(document: Mapping[str, Any]) -> bytes:
-    """The value under `policy/<db>/gen/<n>`: the document as it was given."""
-    packed: bytes = msgpack.packb(dict(document))
+def encode_policy(document: Mapping[str, Any], resolved: Resolved | None = None) -> bytes:
+    """The value under `policy/<db>/gen/<n>`: the document as given, and what became of its defaults."""
+    packed: bytes = msgpack.packb({**document, RESOLVED: resolved.encode()} if resolved else dict(document))
     return packed
 
 
@@ -119,12 +164,13 @@ def decode_document(raw: bytes) -> dict[str, Any]:
     document = msgpack.unpackb(raw)
     if not isinstance(document, dict):
         raise PolicyRefused(["not a map of fields"])
-    return document
+    return {name: value for name, value in document.items() if name != RESOLVED}
 
 
 def decode_policy(raw: bytes) -> Policy:
     """The policy of a stored generation. Raises PolicyRefused for what a newer version wrote."""
-    return parse_policy(decode_document(raw))
+    policy = parse_policy(decode_document(raw))
+    return replace(policy, resolved=Resolved.parse(msgpack.unpackb(raw).get(RESOLVED) or {}))
 
 
 def load_policy(text: str) -> tuple[Policy, dict[str, Any]]:
@@ -160,6 +206,7 @@ def parse_policy(document: Mapping[str, Any]) -> Policy:
 def _read_policy(reader: _Fields) -> Policy:
     reader.choice("schema", (SCHEMA_NAME,))
     slots = reader.integer("serverSessionPermits", 1, SLOTS_MAX)
+    failover = reader.integer("failoverPermits", 0, SLOTS_MAX, -1)
     policy = Policy(
         database=reader.text("database", DATABASE_BYTES_MAX),
         generation=reader.integer("generation", 1, 2**31),
@@ -170,7 +217,7 @@ def _read_policy(reader: _Fields) -> Policy:
         hard_connection_limit=reader.integer("hardConnectionLimit", 1, SLOTS_MAX, 0) or None,
         replication_reserve=reader.integer("replicationReserve", 0, SLOTS_MAX, 0),
         reserve_permits=reader.integer("reservePermits", 0, SLOTS_MAX, 0),
-        failover_permits=reader.integer("failoverPermits", 0, SLOTS_MAX, slots // 10),
+        failover_permits=None if failover < 0 else failover,
         other_clients=reader.integer("otherClients", 0, SLOTS_MAX, 0),
         pool_mode=reader.choice("poolMode", POOL_MODES, "transaction"),
         tenants={each.last: _read_tenant(each) for each in reader.maps("tenants")},
@@ -234,7 +281,7 @@ def _contradictions(policy: Policy) -> list[str]:
     if policy.hard_connection_limit is not None and wanted > policy.hard_connection_limit:
         faults.append(f"serverSessionPermits + reservePermits + adminReserve + otherClients is {wanted}, "
                       f"but hardConnectionLimit is {policy.hard_connection_limit}")
-    if policy.failover_permits > slots:
+    if (policy.failover_permits or 0) > slots:
         faults.append(f"failoverPermits is {policy.failover_permits}, but serverSessionPermits is {slots}")
     for name, each in policy.classes.items():
         if each.max_lend > each.permits:

@@ -16,6 +16,7 @@ import trio
 from coordinator.events import Event
 from coordinator.ledger.access import Access
 from coordinator.ledger.keys import FleetKeys, only, prefix_end
+from coordinator.ledger.notes import GrowthStop
 from coordinator.ledger.record import Alias, Epoch, LedgerHead, UnknownSchema
 from coordinator.ledger.snapshot import reading
 from coordinator.policy import Policy, PolicyRefused, decode_policy
@@ -42,6 +43,7 @@ class View:
     epoch_revision: int = 0
     alias: Alias | None = None
     policy: Policy | None = None
+    growth: str = ""  # why nothing more is granted to clients; "": it is
     revision: int = field(default=0, compare=False)  # of the read: not a change in itself
 
     @property
@@ -73,6 +75,7 @@ class View:
                 "drain_timeout_seconds": epoch.drain_timeout_seconds,
             },
             "policy": self.policy.for_workers() if self.policy else None,
+            "growth": self.growth,
         }
 
 
@@ -118,7 +121,7 @@ class Views:
     async def run(self) -> None:
         """Reads for ever: on hints, every third of a TTL, and with back-off while etcd is away."""
         async with trio.open_nursery() as nursery:
-            for prefix in ("epoch/", "ledger/", "policy/"):
+            for prefix in ("epoch/", "growth/", "ledger/", "policy/"):
                 nursery.start_soon(self._watch, self._keys.root + prefix)
             failures = 0
             while True:
@@ -170,22 +173,23 @@ class Views:
         policies = keys.policies()
         outcome = await access.ask(
             reading(only(keys.ledger()), only(keys.epoch()), only(keys.alias()),
-                    (policies, prefix_end(policies))))
-        head_entry, epoch_entry, alias_entry, generations = outcome.reads
+                    (policies, prefix_end(policies)), only(keys.growth())))
+        head_entry, epoch_entry, alias_entry, generations, stops = outcome.reads
         head = LedgerHead.decode(head_entry[0].value) if head_entry else None
         alias = Alias.decode(alias_entry[0].value) if alias_entry else None
         return View(
             db, reachable=True, lost=_LOST if access.lost else "", head=head,
             epoch=Epoch.decode(epoch_entry[0].value) if epoch_entry else None,
             epoch_revision=epoch_entry[0].mod_revision if epoch_entry else 0,
-            alias=alias, policy=self._active(generations, alias), revision=outcome.revision,
+            alias=alias, policy=self._active(generations, alias),
+            growth=GrowthStop.decode(stops[0].value).why if stops else "", revision=outcome.revision,
         )
 
     def _active(self, generations: Sequence[Entry], alias: Alias | None) -> Policy | None:
         if alias is None:
             return None
         for entry in generations:
-            if int(entry.key.rpartition("/")[2]) == alias.active:
+            if int(entry.key.rpartition("/")[2]) == alias.granting:
                 return self._policy(entry.value)
         return None
 

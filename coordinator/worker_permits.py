@@ -31,6 +31,7 @@ from coordinator.ledger.states import Actor, Proof
 from coordinator.link import Args, Handler, LinkRefused
 from coordinator.link_values import parse_permit, permit_list
 from coordinator.registry import Local
+from coordinator.view import Views
 
 _log = structlog.get_logger("coordinator.workers")
 
@@ -49,6 +50,10 @@ class Server(Protocol):
     @property
     def granting(self) -> Granting:
         """Reservations and who waits for one."""
+
+    @property
+    def views(self) -> Views:
+        """What is known of each ledger now."""
 
     @property
     def greeter(self) -> Greeter:
@@ -74,6 +79,9 @@ class WorkerPermits:
         local, db = self._worker(), args["db"]
         if self._server.greeter.is_lost(db):
             raise LinkRefused(Code.LEDGER_LOST, "the ledger is lost: nobody grows until it is rebuilt")
+        no_growth = self._server.views.views[db].growth
+        if no_growth:
+            raise LinkRefused(Code.NO_GROWTH, f"nothing more is granted: {no_growth}")
         ask = Reserve(
             request_id=args["request_id"], kind=Kind(args["kind"]), dbname=args["dbname"], user=args["user"],
             pool=args.get("pool") or "", seats=args["seats"], owner=local.boot_id, host=self._server.host)

@@ -75,6 +75,9 @@ class FleetKeys:
     def operator(self, entry: str) -> str:
         return self.root + "operator/" + entry
 
+    def growth_stops(self) -> str:
+        return self.root + "growth/"
+
     def ledgers(self) -> str:
         return self.root + "ledger/"
 
@@ -115,6 +118,17 @@ class DbKeys:
 
     def alias(self) -> str:
         return f"{self.root}policy/{self.db}/alias"
+
+    def growth(self) -> str:
+        """There while nothing is granted to clients, for a server has no room: the leader says why."""
+        return f"{self.root}growth/{self.db}"
+
+    def shadows(self) -> str:
+        return f"{self.root}shadow/{self.db}/"
+
+    def shadow(self, generation: int, host: str) -> str:
+        """What this generation would have granted on this host, beside the one that grants."""
+        return f"{self.shadows()}{generation:0{SLOT_DIGITS}d}/{quote(host, safe='')}"
 
     def policies(self) -> str:
         return f"{self.root}policy/{self.db}/gen/"

@@ -59,6 +59,7 @@ class Look:
     is_local: bool  # over loopback or a unix socket: no network can hold an orphan's packets back
     max_connections: int = 0  # 0: not told
     reserved_connections: int = 0  # of those, for superusers and for pg_use_reserved_connections
+    max_wal_senders: int = -1  # -1: not told
     own_pid: int = 0  # of the session that looked, which `rows` leaves out
     own_start_us: int = 0
 

@@ -38,6 +38,7 @@ class Code(StrEnum):
     UNPROVEN = "unproven"  # the proof does not apply to this permit
     OWNER_LIVES = "owner_lives"  # the owner has a worker key (again)
     FULL = "full"
+    NO_GROWTH = "no_growth"  # a server has no room for what the policies promise
     SEATS_FULL = "seats_full"
     DRAINING = "draining"
     FROZEN = "frozen"  # an operator forbade growth

@@ -24,6 +24,7 @@ class LedgerView:
     drain_timeout_seconds: float = 0.0
     policy: Mapping[str, Any] = field(default_factory=dict)
     frozen: str = ""  # who forbade that it grows
+    no_growth: str = ""  # why nothing more is granted; "": it is
 
     @classmethod
     def parse(cls, db: str, ledger: Mapping[str, Any]) -> Self:
@@ -35,7 +36,8 @@ class LedgerView:
             epoch_state=epoch.get("state") or "", address=epoch.get("address") or "",
             backend=backend_from(epoch.get("backend")),
             drain_timeout_seconds=epoch.get("drain_timeout_seconds") or 0.0,
-            policy=ledger.get("policy") or {}, frozen=ledger.get("frozen") or "",
+            policy=ledger.get("policy") or {}, no_growth=ledger.get("growth") or "",
+            frozen=ledger.get("frozen") or "",
         )
 
     @property
@@ -46,7 +48,12 @@ class LedgerView:
     @property
     def grows(self) -> bool:
         """New sessions may be asked for, and old ones closed by choice: it is there, whole and not frozen."""
-        return self.reachable and self.serving and self.whole and not self.frozen
+        return self.serving and self.has_successors
+
+    @property
+    def has_successors(self) -> bool:
+        """What is closed by choice, or for its age, can be replaced."""
+        return self.reachable and self.whole and not (self.no_growth or self.frozen)
 
     @property
     def whole(self) -> bool:

@@ -279,6 +279,9 @@ class Permits:
 
     async def _request(self, wish: Wish, deadline: float) -> Granted:
         """One request id. However this ends, the request is answered for good, or voided."""
+        view = self.ledgers.get(wish.db)
+        if view is not None and view.no_growth:
+            raise NoPermit(f'nothing more is granted to database "{wish.db}": {view.no_growth}', "no_growth")
         request_id = token_hex(12)
         self._holdings.asked(request_id)
         settled = False

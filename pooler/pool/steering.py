@@ -23,7 +23,7 @@ def ledger_changed(pool: Pool, view: LedgerView) -> None:
     core = pool.core
     changed = (view.epoch, view.serving) != (core.epoch, core.serving)
     core.epoch, core.serving = view.epoch, view.serving
-    core.ages = view.reachable and view.whole and not view.frozen  # else nothing is closed by age
+    core.ages = view.has_successors  # else nothing is closed by age
     if not core.ages:
         _keep_given_up(pool)
     if changed:

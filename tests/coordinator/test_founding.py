@@ -13,12 +13,13 @@ from trio.testing import MockClock
 from coordinator.founding import Founder
 from coordinator.http import not_ready
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.record import Alias
+from coordinator.ledger.record import Alias, Epoch, EpochState
 from coordinator.ledger.states import SessionState
-from coordinator.policy import decode_policy, load_policy
+from coordinator.policy import decode_policy, encode_policy, load_policy
 from coordinator.rebuild import Rebuilder
 from coordinator.remembered import Remembered
 from coordinator.spec import DatabaseSpec, Monitor
+from coordinator.store.api import Put, Txn
 from coordinator.store.memory import MemoryStore
 from coordinator.view import View, Views
 from tests.coordinator.parts import policy_text
@@ -130,11 +131,14 @@ async def test_a_policy_that_its_server_cannot_hold_is_not_published_until_it_fi
 async def test_a_policy_is_refused_where_another_ledger_has_taken_the_room(
     tmp_path: Path, clock: MockClock
 ) -> None:
-    start = Start(tmp_path, MemoryStore(), database())
+    """Also one that this config does not know: it is of the same cluster."""
+    start, other = Start(tmp_path, store := MemoryStore(), database()), FLEET.db("other/read")
     start.eyes.server.max_connections = 9
-    other = replace(database(), db="other/read", role="read")
-    start.founder._ledgers["other/read"] = (other,)
-    start.founder.active = {"other/read": load_policy(policy_text(4, db="other/read"))[0]}
+    backend = replace(BACKEND, address="127.0.0.1:9")
+    await store.txn(Txn(puts=(
+        Put(other.alias(), Alias(1).encode()),
+        Put(other.epoch(), Epoch(1, EpochState.ACTIVE, backend, 0, "test").encode()),
+        Put(other.policy(1), encode_policy(load_policy(policy_text(4, db="other/read"))[1])))))
     with capture_logs() as logs:
         await start.run()
     (why,) = [line["why"] for line in logs if line["event"] == "policy_refused"]

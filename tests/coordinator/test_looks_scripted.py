@@ -10,9 +10,9 @@ from chaos.words import answered, complete, message, ready
 from coordinator.looks import Door, Looker, LookFailed
 from coordinator.spec import Monitor
 
-COLUMNS = 13
-RIGHT = ["1", "1", "127.0.0.1", "7300000000000000042", "1", "1", "f", "t", "60", "100", "3", "[]", "[]"]
-TYPES = [23, 20, 25, 25, 23, 20, 16, 16, 23, 23, 23, 114, 114]
+COLUMNS = 14
+RIGHT = ["1", "1", "127.0.0.1", "7300000000000000042", "1", "1", "f", "t", "60", "100", "3", "10", "[]", "[]"]
+TYPES = [23, 20, 25, 25, 23, 20, 16, 16, 23, 23, 23, 23, 114, 114]
 
 
 def with_value(at: int, value: str | None, type_oid: int = 0) -> bytes:
@@ -33,11 +33,11 @@ ANSWERS = {
     "a cluster that is a number": with_value(3, "7", 23),
     "a start that is null": with_value(5, None),
     "a start beyond all numbers": with_value(5, "9" * 25),
-    "rows that are an object": with_value(11, "{}"),
-    "rows that are no JSON": with_value(11, "["),
-    "a row of two": with_value(11, "[[1,2]]"),
-    "rows that are numbers": with_value(11, "[1]"),
-    "pids that are lists": with_value(12, "[[1]]"),
+    "rows that are an object": with_value(12, "{}"),
+    "rows that are no JSON": with_value(12, "["),
+    "a row of two": with_value(12, "[[1,2]]"),
+    "rows that are numbers": with_value(12, "[1]"),
+    "pids that are lists": with_value(13, "[[1]]"),
     "an end": b"",
 }
 

@@ -29,7 +29,7 @@ fairness: weighted-deficit-v2
 def test_the_short_document_is_valid_and_gets_its_defaults() -> None:
     policy, _ = load_policy(DOCUMENT)
     interactive = policy.classes["interactive"]
-    assert (policy.server_session_permits, policy.failover_permits) == (180, 18)
+    assert (policy.server_session_permits, policy.failover_permits) == (180, None)
     assert policy.pool_mode == "transaction"
     assert (policy.hard_connection_limit, policy.reserve_permits, policy.other_clients) == (None, 0, 0)
     assert (interactive.queue_deadline_seconds, interactive.max_wait_seconds) == (10.0, 10.0)

@@ -29,7 +29,9 @@ def test_what_differs_is_named_with_both_values_and_what_can_be_done() -> None:
     (line,) = told(changed)
     assert line == (
         f"databases.shop.policy differs from generation 1 of {DB}: serverSessionPermits 3 (in force: 4), "
-        f"executionClasses, otherClients 9 (in force: 0); {WHAT_TO_DO}")
+        f"executionClasses.interactive.permits 3 (in force: 4), executionClasses.interactive.maxQueue 7 "
+        f"(in force: 100), executionClasses.interactive.maxLend 1 (in force: 2), "
+        f"otherClients 9 (in force: 0); {WHAT_TO_DO}")
     assert "hardConnectionLimit 50 (in force: none)" in told(GOOD + "hardConnectionLimit: 50\n")[0]
 
 

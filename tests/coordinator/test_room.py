@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import Backend
+from coordinator.link import LinkRefused
+from coordinator.link_values import parse_permit
+from coordinator.placement import Demand, crowded
 from coordinator.policy import Policy, load_policy
-from coordinator.room import Demand, Room, crowded
+from coordinator.room import Room
 from coordinator.spec import DatabaseSpec, Monitor
+from coordinator.store.api import unchanged
 from tests.coordinator.parts import policy_text
-from tests.coordinator.stage import DB, Server, Stage, stage
-from tests.ledger.ground import BACKEND
+from tests.coordinator.stage import DB, NO_FENCE, Server, Stage, stage
+from tests.ledger.ground import BACKEND, FLEET, KEYS, NOW_US
 
 HERE, THERE = BACKEND.address, "127.0.0.1:5433"
 
@@ -27,9 +31,11 @@ def policy(slots: int, admin: int = 1, db: str = DB, **more: Any) -> Policy:
     return replace(load_policy(policy_text(slots, admin, db))[0], **more)
 
 
-def look(most: int, reserved: int = 3, start_us: int = 1, address: str = HERE) -> Look:
+def look(
+    most: int, reserved: int = 3, start_us: int = 1, address: str = HERE, walsenders: int = 10
+) -> Look:
     return Look(Backend(address, "7", 1, start_us, False), True, True, (), frozenset(), 0, 1, 60.0, True,
-                max_connections=most, reserved_connections=reserved)
+                max_connections=most, reserved_connections=reserved, max_wal_senders=walsenders)
 
 
 @pytest.mark.parametrize(("most", "fits"), [(14, True), (13, False), (0, True)])
@@ -68,7 +74,7 @@ def test_a_hard_limit_above_what_the_server_has_is_named() -> None:
 
 def room_of(on: Stage) -> Room:
     spec = DatabaseSpec(DB, "shop", "app", (HERE,), "write", None, Monitor("m", "p"))
-    room = Room(on.eyes, {DB: (spec,)}, lambda: on.views.views)
+    room = Room(on.store, FLEET, on.eyes, {DB: (spec,)}, lambda: on.views.views, now_us=lambda: NOW_US)
     on.views.on_change.append(room.heard)
     return room
 
@@ -87,7 +93,7 @@ async def test_the_leader_tells_of_a_policy_that_is_too_large_and_of_its_end(
         room.on_change.append(lambda: told.append(dict(room.crowded)))
         with capture_logs() as logs:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(room.watch)
+                nursery.start_soon(room.watch, NO_FENCE)
                 await pass_time(1)
                 assert f"{DB} 5 sessions" in room.crowded[DB]
                 await pass_time(3601)  # said once while it stands
@@ -109,15 +115,14 @@ async def test_a_change_of_epoch_is_judged_at_once_and_its_server_too(
         on.eyes.servers[THERE] = Server(replace(BACKEND, postmaster_start_us=9), max_connections=4)
         room = room_of(on)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(room.watch)
+            nursery.start_soon(room.watch, NO_FENCE)
             await pass_time(1)
             assert room.crowded == {}
             view = on.views.views[DB]
             assert view.epoch is not None
-            moved = replace(view, epoch=replace(view.epoch, number=2, backend=Backend(THERE)))
-            on.views.views[DB] = moved
-            room.heard(moved)
-            await wait_all_tasks_blocked()
+            await on.put(KEYS.epoch(), replace(view.epoch, number=2, backend=Backend(THERE)).encode())
+            on.views.hint()
+            await pass_time(1)
             assert f"{THERE} has room for 4" in room.crowded[DB]
             nursery.cancel_scope.cancel()
 
@@ -126,7 +131,51 @@ async def test_a_server_out_of_reach_is_judged_as_it_was_last_seen(tmp_path: Pat
     async with stage(tmp_path) as on:
         on.eyes.server.max_connections = 4
         room = room_of(on)
-        assert await room.check()
+        assert await room.check(NO_FENCE)
         on.eyes.server.unreachable = True
-        assert not await room.check()
+        assert not await room.check(NO_FENCE)
         assert room.crowded
+
+
+async def test_while_a_server_has_no_room_nothing_is_granted_and_what_is_open_serves_on(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        room = room_of(on)
+        held = await worker.reserve(db=DB)
+        on.eyes.server.max_connections = 4
+        await room.check(NO_FENCE)
+        on.views.hint()
+        await pass_time(1)
+        assert f"{DB} 5 sessions" in worker.ledgers[DB]["growth"]
+        with pytest.raises(LinkRefused, match="has room for 4") as refused:
+            await worker.reserve(db=DB)
+        assert refused.value.code == "no_growth"
+        assert await on.states() == {parse_permit(held["permit"]).slot: "SESSION_RESERVED"}
+        on.eyes.server.max_connections = 5
+        await room.check(NO_FENCE)
+        on.views.hint()
+        await pass_time(1)
+        assert on.views.views[DB].growth == ""
+        await worker.reserve(db=DB)
+
+
+async def test_what_another_leader_found_holds_until_a_server_is_seen_again(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        on.eyes.server.max_connections = 4
+        await room_of(on).check(NO_FENCE)
+        on.eyes.server.unreachable = True
+        await room_of(on).check(NO_FENCE)
+        assert KEYS.growth() in on.keyspace.entries
+        on.eyes.server.unreachable, on.eyes.server.max_connections = False, 5
+        await room_of(on).check(NO_FENCE)
+        assert KEYS.growth() not in on.keyspace.entries
+
+
+async def test_who_does_not_lead_any_more_changes_nothing(tmp_path: Path, clock: MockClock) -> None:
+    async with stage(tmp_path) as on:
+        on.eyes.server.max_connections = 4
+        await room_of(on).check(unchanged(FLEET.leader(), 1))
+        assert KEYS.growth() not in on.keyspace.entries

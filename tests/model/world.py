@@ -10,8 +10,8 @@ from random import Random
 from coordinator.election import Leader
 from coordinator.epoch import not_acknowledged
 from coordinator.ledger.ledger import Seen
-from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, Worker
 from coordinator.ledger.limits import Limits
+from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, Worker
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.store.api import Compare, Field, Put, StoreUnavailable, StoreUnknown, Txn
 from coordinator.store.faulty import Faults
