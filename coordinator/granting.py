@@ -254,7 +254,7 @@ class Granting:
                 this.refused(waiter, turn.refused)
 
     async def _watch(self, db: str) -> None:
-        """While somebody waits: slots that other hosts free."""
+        """While somebody waits: whether other hosts freed anything, as the leader tells."""
         line = self._lines[db]
         while True:
             await line.occupied.wait()
@@ -265,12 +265,12 @@ class Granting:
                 nursery.cancel_scope.cancel()
 
     async def _watch_frees(self, db: str) -> None:
-        prefix = self._ledgers[db].keys.sessions()
+        key = self._ledgers[db].keys.freed()
         while True:
             try:
-                async with self._store.watch(prefix, after=self._views.views[db].revision) as changes:
+                async with self._store.watch(key, after=self._views.views[db].revision) as changes:
                     async for batch in changes:
-                        if any(change.entry is None for change in batch):
+                        if any(change.key == key for change in batch):
                             self.stir(db)
             except (StoreUnavailable, StoreUnknown, Compacted):
                 pass

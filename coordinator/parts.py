@@ -23,6 +23,7 @@ from coordinator.election import Election, Leader
 from coordinator.events import Event
 from coordinator.failover import Failover
 from coordinator.founding import Founder
+from coordinator.freeing import Freeing
 from coordinator.granting import Granting
 from coordinator.homes import Homes
 from coordinator.http import Figures, serve_http
@@ -95,6 +96,8 @@ class Coordinator:
             store, self.keys, self.reach.key, self.ledgers, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
             store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us)
+        self.freeing = Freeing(store, self.keys, databases)
+        self.reconciler.on_event.append(self.freeing.heard)
         self.publishing = Publishing(
             store, self.keys, self.reconciler.backends.waits, host=spec.host,
             lease_id=lambda: self.election.lease_id, ttl_seconds=spec.lease_ttl_seconds)
@@ -146,7 +149,8 @@ class Coordinator:
 
     async def _lead(self, fence: Compare) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.room.watch, fence)
+            nursery.start_soon(self.room.watch)
+            nursery.start_soon(self.freeing.lead, fence)
             nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.reach.lead)
             nursery.start_soon(self.publishing.lead, fence)

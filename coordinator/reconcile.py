@@ -62,6 +62,7 @@ class Reconciler:
             alert_after_us=int(ALERT_LEASE_CYCLES * self._ttl * 1_000_000))
         self.backends = BackendReaper(ledgers, eyes, spec=spec, now_us=now_us, monotonic=monotonic)
         self._to_mark, self._to_prove = trio.Event(), trio.Event()
+        self.on_event: list[Callable[[Change], None]] = []  # of the fleet, while this coordinator leads
         self.owners.on_unknown.append(lambda *_: self._to_prove.set())
         self.backends.on_released.append(lambda *_: self._to_mark.set())  # a death may be forgotten now
 
@@ -147,6 +148,9 @@ class Reconciler:
             try:
                 async with self._store.watch(self._root, after=after) as changes:
                     async for batch in changes:
+                        for change in batch:
+                            for listener in self.on_event:
+                                listener(change)
                         if any(self._matters(change) for change in batch):
                             self.stir()
             except (StoreUnavailable, StoreUnknown, Compacted):

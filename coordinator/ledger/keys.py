@@ -116,6 +116,10 @@ class DbKeys:
         """On the leader's lease: what its unknown permits wait for."""
         return f"{self.root}awaiting/{self.db}"
 
+    def freed(self) -> str:
+        """Touched by the leader when something was freed, for those who wait on other hosts."""
+        return f"{self.root}freed/{self.db}"
+
     def alias(self) -> str:
         return f"{self.root}policy/{self.db}/alias"
 
