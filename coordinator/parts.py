@@ -149,7 +149,7 @@ class Coordinator:
 
     async def _lead(self, fence: Compare) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.room.watch)
+            nursery.start_soon(self.room.watch, fence)
             nursery.start_soon(self.freeing.lead, fence)
             nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.reach.lead)
