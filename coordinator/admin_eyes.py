@@ -5,9 +5,10 @@ One session at a time: going to another node gives the permit back, with proof, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import trio
 
@@ -16,6 +17,8 @@ from coordinator.ledger.proofs import Look, Row
 from coordinator.looks import CLOSE_TIMEOUT_SECONDS, Door, Looker, LookFailed
 
 LEAVE_SECONDS = 4 * CLOSE_TIMEOUT_SECONDS
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
@@ -65,7 +68,8 @@ class AdminEyes:
             stay = await self._at(address, fresh=False)
             if not stay.taken.opened:
                 await self._look(stay)
-            return await self._looker.terminate(address, pid, backend_start_us)
+            return await self._through(
+                stay, lambda: self._looker.terminate(address, pid, backend_start_us))
 
     async def close(self, *addresses: str) -> None:
         """See Eyes.close."""
@@ -83,8 +87,17 @@ class AdminEyes:
         return self._stay
 
     async def _look(self, stay: _Stay) -> Look:
+        look = await self._through(stay, lambda: self._looker.look(stay.address))
+        stay.eof_is_proof = look.is_node
+        if not stay.taken.opened:
+            stay.taken = await self._permits.opened(
+                stay.taken, look.own_pid, look.own_start_us, look.backend)
+        return look
+
+    async def _through(self, stay: _Stay, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """What its session answers; one that failed is over, and its permit given back."""
         try:
-            look = await self._looker.look(stay.address)
+            return await ask()
         except LookFailed as failed:
             self._stay = None
             await self._permits.give_back(stay.taken, failed.ended and stay.eof_is_proof)
@@ -92,11 +105,6 @@ class AdminEyes:
         except trio.Cancelled:
             stay.interrupted = True
             raise
-        stay.eof_is_proof = look.is_node
-        if not stay.taken.opened:
-            stay.taken = await self._permits.opened(
-                stay.taken, look.own_pid, look.own_start_us, look.backend)
-        return look
 
     async def _leave(self) -> None:
         stay, self._stay = self._stay, None

@@ -52,6 +52,7 @@ class Event(StrEnum):
     TICKET_NOTED = "ticket_noted"
     PERMIT_RELEASED = "session_permit_released"
     PERMIT_TERMINATING = "session_permit_terminating"
+    TERMINATION_FAILED = "session_termination_failed"
     PERMIT_STUCK = "session_permit_stuck"
     CHECKOUT_LATE = "checkout_late"
     SESSION_LEAKED = "session_leaked"

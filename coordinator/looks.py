@@ -62,6 +62,9 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 """
 
 
+NEEDS_GRANT = "to terminate sessions of other roles the monitor role needs GRANT pg_signal_backend"
+
+
 class LookFailed(Exception):
     """The node could not be looked at: says where and why, without any secret.
 

@@ -22,7 +22,7 @@ from coordinator.ledger.record import LedgerHead, Permit, Session
 from coordinator.ledger.rules import Release, Terminating
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import Actor
-from coordinator.looks import Eyes, LookFailed
+from coordinator.looks import NEEDS_GRANT, Eyes, LookFailed
 from coordinator.reaping import Case, FirstLooks, unknown_cases
 from coordinator.spec import CoordinatorSpec
 from coordinator.store.api import StoreUnavailable, StoreUnknown
@@ -56,6 +56,7 @@ class BackendReaper:
         self._monotonic = monotonic
         self._first = {db: FirstLooks() for db in ledgers}
         self._void_said: set[str] = set()
+        self._refusal_said: dict[str, str] = {}  # by node, why a session could not be terminated
         self._old_said: dict[str, set[tuple[Permit, int]]] = {db: set() for db in ledgers}
         self.awaiting: dict[str, dict[str, str]] = {db: {} for db in ledgers}
         self.waits: dict[str, dict[str, Waits]] = {db: {} for db in ledgers}  # the same in full, to be shown
@@ -189,6 +190,7 @@ class BackendReaper:
             await self._eyes.terminate(look.backend.address, session.pid, session.backend_start_us)
         except LookFailed as failed:
             self._await(db, case, f"its termination: {failed}")
+            self._alert_if_refused(db, session, look.backend.address, str(failed))
 
     def _await(self, db: str, case: Case, reason: str) -> None:
         permit, node = str(case.session.permit), case.backend.address if case.backend else ""
@@ -220,6 +222,13 @@ class BackendReaper:
         elif address not in self._void_said:
             self._void_said.add(address)
             _log.error(Event.LOOK_VOID, node=address, why=look.void)
+
+    def _alert_if_refused(self, db: str, session: Session, node: str, why: str) -> None:
+        """Once for each node and reason."""
+        if self._refusal_said.get(node) != why:
+            self._refusal_said[node] = why
+            _log.error(Event.TERMINATION_FAILED, database=db, permit=str(session.permit), pid=session.pid,
+                       node=node, why=why, hint=NEEDS_GRANT)
 
     def _tell(self, db: str, session: Session) -> None:
         for listener in self.on_released:

@@ -60,6 +60,7 @@ class Fencing:
     worker: str
     terminated: dict[str, list[Permit]] = field(default_factory=dict)
     left: dict[str, list[str]] = field(default_factory=dict)  # those not proven gone (yet), in words
+    failed: dict[str, str] = field(default_factory=dict)  # by server, why none could be terminated there
 
     @property
     def exit_code(self) -> int:
@@ -114,7 +115,7 @@ async def _round(
                 await ledgers[db].apply(Terminating(session.permit))
             elif session.terminating and session.permit not in done.terminated.setdefault(db, []):
                 looks = eyes.get(db)
-                if looks is not None and await _terminate(db, session, looks):
+                if looks is not None and await _terminate(db, session, looks, done.failed):
                     done.terminated[db].append(session.permit)
     return is_left
 
@@ -123,19 +124,21 @@ def _of(snapshot: LedgerSnapshot, permits: set[Permit]) -> list[Session]:
     return [held.session for held in snapshot.sessions if held.permit in permits]
 
 
-async def _terminate(db: str, session: Session, eyes: Eyes) -> bool:
+async def _terminate(db: str, session: Session, eyes: Eyes, failed: dict[str, str]) -> bool:
     """Only where its very server answers."""
     if session.backend is None:
         return False
     address = session.backend.address
     try:
+        failed.pop(address, None)
         look = await eyes.look(address)
         if look.void is not None or not session.backend.same_server(look.backend):
             return False
         ended = await eyes.terminate(address, session.pid, session.backend_start_us)
     except NoAdminPermit:
         raise
-    except LookFailed:
+    except LookFailed as why:
+        failed[address] = str(why)
         return False
     _log.warning(Event.PERMIT_TERMINATING, database=db, permit=str(session.permit), pid=session.pid)
     return ended

@@ -47,6 +47,7 @@ def fence(
     """
     import trio
 
+    from coordinator.looks import NEEDS_GRANT
     from pooler.cli.options import seconds_of
     from pooler.cli.out import print_json
     from pooler.cli.reach import Where
@@ -56,11 +57,13 @@ def fence(
     left = [f"{db}: {text}" for db, texts in done.left.items() for text in texts]
     terminated = [f"{db}: {each}" for db, permits in done.terminated.items() for each in permits]
     if as_json:
-        print_json({"worker": done.worker, "terminated": terminated, "left": left})
+        print_json({"worker": done.worker, "terminated": terminated, "left": left, "failed": done.failed})
     else:
         print(f"{done.worker}: its lease is revoked; {len(terminated)} sessions terminated, {len(left)} left")
         for text in left:
             print(f"pooler: not proven gone: {text}", file=sys.stderr)
+        for why in done.failed.values():
+            print(f"pooler: not terminated: {why} ({NEEDS_GRANT})", file=sys.stderr)
     raise typer.Exit(done.exit_code)
 
 

@@ -201,6 +201,8 @@ def _roles(facts: ServerFacts, budget: Budget, app: Login, monitor: Login) -> st
         f"GRANT pg_monitor TO {_identifier(monitor.name)};",
         f"GRANT CONNECT ON DATABASE {database} TO {_identifier(monitor.name)};",
     ]
+    lines += ["-- Only with `failover: {reconcile: terminate}`, or to use `pooler fleet fence`:",
+              f"-- GRANT pg_signal_backend TO {_identifier(monitor.name)};"]
     if facts.version >= 160000:
         lines.append(f"GRANT pg_use_reserved_connections TO {_identifier(monitor.name)};")
     if app.is_new:
