@@ -84,6 +84,8 @@ class Relocating:
         alias, limits = self._limits.get(view.db, (None, None))
         if limits is None or alias != view.alias:
             return bool(held)
+        if alias is not None and alias.withdrawn:  # which generation granted a permit, only the ledger says
+            return bool(held)
         failover = view.epoch is not None and view.epoch.failover
         return any(is_high(permit, limits, failover=failover) for permit in held)
 

@@ -48,15 +48,22 @@ def find_excess(snapshot: LedgerSnapshot) -> Excess:
         taken = {each.slot for each in held}
         free = [slot for slot in range(limits.usable(kind, epoch.failover)) if slot not in taken]
         for session in sorted(held, key=lambda each: each.slot):
-            if not is_high(session.permit, limits, failover=epoch.failover) or not _goes(session, snapshot):
+            high = is_high(session.permit, limits, failover=epoch.failover)
+            if not _goes(session, snapshot) or not (high or _is_withdrawn(session, snapshot)):
                 continue
-            slot = next((each for each in free if may_move_to(session, each)), None)
+            slot = next((each for each in free if may_move_to(session, each)), None) if high else None
             if slot is not None:
                 free.remove(slot)
                 moves.append((session, Relocate(session.permit, kind, slot, snapshot.head_revision)))
             elif kind in GIVEN_UP:
                 given_up.append(session)
     return Excess(tuple(moves), tuple(given_up))
+
+
+def _is_withdrawn(session: Session, snapshot: LedgerSnapshot) -> bool:
+    """Its policy generation is being rolled back, and this is one of the sessions that have to end for it."""
+    withdrawn = snapshot.alias.withdrawn if snapshot.alias else 0
+    return withdrawn != 0 and session.policy_generation == withdrawn
 
 
 def _goes(session: Session, snapshot: LedgerSnapshot) -> bool:
