@@ -7,10 +7,12 @@ was sent meanwhile arrives late, once the link is whole again.
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from contextlib import suppress
 
 _RECV_BYTES = 65_536
+_RESET = struct.pack("ii", 1, 0)
 
 
 class Cable:
@@ -20,8 +22,11 @@ class Cable:
         self._target = port
         self._flows = threading.Event()
         self._flows.set()
+        self._far_may_end = threading.Event()
+        self._far_may_end.set()
         self._is_cut = False
         self._open: set[socket.socket] = set()
+        self._near: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
@@ -36,6 +41,16 @@ class Cable:
         self._is_cut = True
         self._end()
 
+    def reset_callers(self) -> None:
+        """Reset the near side of each connection, as a firewall does that has forgotten it; the far side
+        hears nothing of it until `heal`."""
+        self._far_may_end.clear()
+        with self._lock:
+            for each in self._near:
+                with suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    each.shutdown(socket.SHUT_RD)
+
     def silence(self) -> None:
         """Let nothing pass until `heal`."""
         self._flows.clear()
@@ -43,16 +58,18 @@ class Cable:
     def heal(self) -> None:
         self._is_cut = False
         self._flows.set()
+        self._far_may_end.set()
 
     def close(self) -> None:
         self._listener.close()
         self._flows.set()
+        self._far_may_end.set()
         self._end()
 
     def _end(self) -> None:
         with self._lock:
             for each in self._open:
-                with suppress(OSError):
+                with suppress(OSError):  # closed already
                     each.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
@@ -76,6 +93,7 @@ class Cable:
         """One connection, until either side has ended it."""
         with self._lock:
             self._open |= {near, far}
+            self._near.add(near)
         if self._is_cut:  # since it was let in
             self._end()
         back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
@@ -84,6 +102,7 @@ class Cable:
         back.join()
         with self._lock:
             self._open -= {near, far}
+            self._near.discard(near)
         near.close()
         far.close()
 
@@ -93,6 +112,9 @@ class Cable:
                 self._flows.wait()
                 target.sendall(data)
         self._flows.wait()  # an end is news, too
+        if source in self._near and not self._far_may_end.is_set():
+            source.close()
+            self._far_may_end.wait()
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -67,3 +67,19 @@ def test_a_cut_ends_both_sides_and_lets_nobody_in_until_it_is_healed(
     with near, far:
         far.sendall(b"again")
         assert near.recv(10) == b"again"
+
+
+def test_who_is_reset_hears_it_alone(cable: Cable, server: socket.socket) -> None:
+    near, far = joined(cable, server)
+    with near, far:
+        near.sendall(b"one")
+        assert far.recv(10) == b"one"
+        cable.reset_callers()
+        with pytest.raises(ConnectionResetError):
+            near.recv(10)
+        far.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            far.recv(10)
+        far.settimeout(WAIT_SECONDS)
+        cable.heal()
+        assert far.recv(10) == b""
