@@ -1,4 +1,4 @@
-"""What must hold of a ledger, and of a ledger beside the real server: I1, I2, I4, I5 by name.
+"""What must hold of a ledger, and of a ledger beside the real server: I1, I2, I4, I5, I11 by name.
 
 Pure. `pooler ledger audit`, the model and the simulation judge by these same functions. The rows given are
 those of our own roles and hosts (the caller tells strangers apart); a violation says what is wrong, never
@@ -52,8 +52,8 @@ def reaper_name(ledger_tag: str) -> str:
 
 
 def check_ledger(snapshot: LedgerSnapshot, keys: DbKeys) -> list[Violation]:
-    """I1 and I4, which the ledger shows by itself."""
-    return [*within_budget(snapshot), *balanced(snapshot, keys)]
+    """I1, I4 and I11, which the ledger shows by itself."""
+    return [*within_budget(snapshot), *balanced(snapshot, keys), *generations_together(snapshot)]
 
 
 def check_server(snapshot: LedgerSnapshot, rows: Iterable[Row]) -> list[Violation]:
@@ -73,6 +73,31 @@ def within_budget(snapshot: LedgerSnapshot) -> list[Violation]:
         found += [
             Violation("I1", "slot_beyond_policy", f"slot {h.session.slot} of {limit}", h.permit)
             for h, limit in zip(held, limits, strict=True) if h.session.slot >= limit
+        ]
+    return found
+
+
+def generations_together(snapshot: LedgerSnapshot) -> list[Violation]:
+    """I11: no move of the alias lets two generations hold more than the larger of them has; and one that is
+    newer than the active one has sessions only while it takes over, or is being rolled back."""
+    alias = snapshot.alias
+    if alias is None or snapshot.active_limits is None:
+        return []
+    grant = {alias.granting, alias.taking_over} - {0}
+    found: list[Violation] = []
+    for kind in (Kind.MAIN, Kind.RESERVE):
+        held = snapshot.held(kind)
+        together = sum(each.session.policy_generation in grant for each in held)
+        most = snapshot.active_limits.of(kind)
+        if together > most:
+            found.append(Violation("I11", "generations_over_budget",
+                                   f"{together} {kind} slots held under {sorted(grant)}, {most} allowed"))
+        found += [
+            Violation("I11", "granted_by_none", f"generation {each.session.policy_generation} does not grant",
+                      each.permit)
+            for each in held
+            if each.session.policy_generation > alias.active
+            and each.session.policy_generation not in (alias.taking_over, alias.withdrawn)
         ]
     return found
 
