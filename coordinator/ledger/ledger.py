@@ -184,7 +184,7 @@ class Ledger:
         """
         freed = []
         for held in (await self.snapshot()).of_owner(owner):
-            if held.permit not in listed:
+            if held.permit not in listed and held.session.moved_from not in listed:
                 answer = await self.apply(Release(held.permit, Proof.UNUSED, Actor.OWNER))
                 if isinstance(answer, Applied):
                     freed.append(held.permit)

@@ -261,6 +261,14 @@ async def test_a_move_whose_outcome_is_unknown_leaves_one_session_and_is_settled
     assert isinstance(released, Applied)
     assert session_keys(w.keyspace) == []
 
+async def test_a_worker_that_lists_the_old_permit_keeps_the_session() -> None:
+    w = world()
+    granted = await opened(w, 3)
+    await move(w, granted.permit, 1)
+    await w.ledger.apply(Unknown(Permit(MAIN, 1, granted.permit.generation)))
+    assert await w.another().free_unlisted("A", [granted.permit]) == []
+    assert await slots(w) == [1]
+
 
 # ---- which go where
 

@@ -97,6 +97,9 @@ async def policy_changes(world: World) -> None:
             (unchanged(entry.key, entry.mod_revision),), puts=(Put(entry.key, Alias(after).encode()),)))
     except (StoreUnavailable, StoreUnknown):
         return
+    for each in world.coordinators:
+        if world.is_smaller() and world.random.random() < 0.7:  # it hears of it at once
+            await world.relocate(each)
 
 
 async def tickets_cancelled(world: World) -> None:

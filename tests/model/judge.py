@@ -38,7 +38,7 @@ class Judge:
         self.limits = limits
         self.figures: Counter[str] = Counter()
         self.moves: Counter[Move] = Counter()
-        self._released: set[Permit] = set()
+        self._over: set[Permit] = set()  # released, or left for another slot
         self._slots_max = max(each.main for each in limits.values())
 
     def broken(self, what: str) -> Fault:
@@ -50,7 +50,7 @@ class Judge:
         """A permit came to be: under what stands now, and under nothing else."""
         epoch = Epoch.decode(keyspace.entries[KEYS.epoch()].value)
         alias = Alias.decode(keyspace.entries[KEYS.alias()].value)
-        if session.permit in self._released:
+        if session.permit in self._over:
             raise self.broken(f"{session.permit} came back")
         if (session.epoch, EpochState.ACTIVE) != (epoch.number, epoch.state):
             raise self.broken(f"I10: {session.permit} of epoch {session.epoch}, {epoch.number} {epoch.state}")
@@ -63,12 +63,23 @@ class Judge:
     def moved(self, old: Session, new: Session) -> None:
         self.moves[old.state, new.state] += 1
 
+    def relocated(self, old: Session, new: Session) -> None:
+        """A session left one slot for another, in one transaction."""
+        if new.permit in self._over or old.permit in self._over:
+            raise self.broken(f"{old.permit} became {new.permit}, and one of them was over")
+        if (old.state, new.state) != (SessionState.OPEN, SessionState.OPEN) or old.pid != new.pid:
+            raise self.broken(f"{old.permit} of pid {old.pid} became {new.permit} of pid {new.pid}")
+        self._over.add(old.permit)
+        self.servers.renamed(old.permit, new.permit)
+        self.moves[old.state, new.state] += 1
+        self.figures["sessions moved"] += 1
+
     def released(self, old: Session) -> None:
-        if old.permit in self._released:
+        if old.permit in self._over:
             raise self.broken(f"I4: {old.permit} was released twice")
         if self.servers.lives(old.permit):
             raise self.broken(f"I2: {old.permit} was released while its session lives")
-        self._released.add(old.permit)
+        self._over.add(old.permit)
         self.moves[old.state, SessionState.RELEASED] += 1
         self.figures["releases"] += 1
 
@@ -139,9 +150,26 @@ class JudgedKeyspace(Keyspace):
                   if "/session/" in key or key == KEYS.epoch()}
         outcome = super().txn(txn)
         if isinstance(outcome, Won):
+            moved = self._tell_moves(before)
             for key, old in before.items():
-                self._tell(key, old)
+                if key not in moved:
+                    self._tell(key, old)
         return outcome
+
+    def _tell_moves(self, before: dict[str, Entry | None]) -> set[str]:
+        """The keys of sessions that left one slot for another that was free."""
+        gone = {session_of(entry).permit: key for key, entry in before.items()
+                if entry is not None and key != KEYS.epoch() and key not in self.entries}
+        moved: set[str] = set()
+        for key, was in before.items():
+            if key == KEYS.epoch() or was is not None or key not in self.entries:
+                continue
+            new = session_of(self.entries[key])
+            source = gone.get(new.moved_from) if new.moved_from else None
+            if source is not None and (old := before[source]) is not None:
+                self._judge.relocated(session_of(old), new)
+                moved |= {key, source}
+        return moved
 
     def _tell(self, key: str, before: Entry | None) -> None:
         now = self.entries.get(key)

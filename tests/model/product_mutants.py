@@ -15,12 +15,12 @@ from unittest.mock import patch
 from coordinator import marking, reaping
 from coordinator.ledger import proofs, requests, reservation, reserving, rules
 from coordinator.ledger.access import Access
-from coordinator.ledger.ledger import Granted
+from coordinator.ledger.ledger import Granted, Ledger
 from coordinator.ledger.proofs import Awaiting, Look, Proven
 from coordinator.ledger.record import Session
 from coordinator.ledger.rules import Release
 from coordinator.ledger.states import Actor, Proof, SessionState
-from coordinator.store.api import Compare, Lost, Put, StoreUnavailable, StoreUnknown, Txn, Won
+from coordinator.store.api import Compare, Field, Lost, Put, StoreUnavailable, StoreUnknown, Txn, Won
 from tests.ledger.ground import KEYS
 from tests.model.worker_world import Worker
 
@@ -52,11 +52,25 @@ class ProductMutant:
 # ---- transactions
 
 def _is_release(txn: Txn) -> bool:
-    return any("/session/" in key for key in txn.deletes)
+    return any("/session/" in key for key in txn.deletes) and not txn.puts
 
 
 def _is_reservation(txn: Txn) -> bool:
     return any("/receipt/" in put.key for put in txn.puts) and any("/session/" in put.key for put in txn.puts)
+
+
+def _is_move(txn: Txn) -> bool:
+    return any("/session/" in key for key in txn.deletes) and bool(txn.puts)
+
+
+def _frees_first(txn: Txn) -> Txn:
+    """A move of which only the first half is sent: the high slot is free, and the low one yet to be taken."""
+    return replace(txn, puts=()) if _is_move(txn) else txn
+
+
+def _stays(txn: Txn) -> Txn:
+    """A move that takes the low slot and leaves the high one as it is."""
+    return replace(txn, deletes=()) if _is_move(txn) else txn
 
 
 def _opens(txn: Txn) -> bool:
@@ -169,6 +183,11 @@ async def _forget_at_once(self: requests.Requests, owner: str, answered: Any) ->
     return True
 
 
+async def _tells_gone(self: Ledger, owner: str, command: Any) -> Any:
+    """What is said of a session by the permit it had is answered gone."""
+    return await self.apply(command), command.permit
+
+
 def _unmarked(session: Session, command: Any, move: Any) -> Any:
     return rules.Already(session)
 
@@ -193,6 +212,14 @@ PRODUCT_MUTANTS: dict[str, ProductMutant] = {
     "reservation while slots beyond the policy are held": ProductMutant(
         _without(_is_reservation, lambda compare: compare.range_end is not None),
         patches=((reserving, "grounds_from", _within),)),
+    "a move without its compares": ProductMutant(_without(_is_move, _on("/session/"))),
+    "a move into a slot that is not seen to be free": ProductMutant(
+        _without(_is_move, lambda compare: compare.field is Field.CREATE)),
+    "a move of a session that is not seen to be where it was": ProductMutant(
+        _without(_is_move, lambda compare: "/session/" in compare.key and compare.field is Field.MOD)),
+    "a move that frees the high slot first": ProductMutant(_frees_first),
+    "a move that leaves the high slot": ProductMutant(_stays),
+    "a moved permit told to be gone": ProductMutant(patches=((Ledger, "apply_for", _tells_gone),)),
     "an epoch overwritten": ProductMutant(_without(_is_epoch, _on(KEYS.epoch()))),
     "a generation used again": ProductMutant(
         _same_generation, ((reserving.Reserving, "_granted", _grant_again),)),

@@ -92,6 +92,12 @@ class Servers:
                 return True
         return False
 
+    def renamed(self, permit: Permit, new: Permit) -> None:
+        """Its session stands under another permit; the process knows nothing of that."""
+        for each in self.processes:
+            if each.permit == permit:
+                each.permit = new
+
     def lives(self, permit: Permit) -> bool:
         return any(each.permit == permit and each.stage in ALIVE for each in self.processes)
 

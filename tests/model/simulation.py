@@ -141,6 +141,8 @@ class Simulation:
                         worker.close_all()
             else:
                 self.world.tell(worker)
+                if self.world.is_smaller() and self.world.random.random() < 0.2:
+                    await self._may_die(self.world.relocate(self.world.coordinators[worker.host]))
                 await self._may_die(worker.act(self.world.random))
         finally:
             worker.acting = False

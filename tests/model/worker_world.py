@@ -6,6 +6,7 @@ that everybody else may do something between any two of them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 
@@ -101,10 +102,16 @@ class Worker:
             if hold.stage == "idle":
                 self._lost(hold, "leaving")
 
-    def shrink(self, slots: int) -> None:
-        """Idle sessions in slots that the policy no longer has."""
-        high = [hold for hold in self.core.idle if hold.permit.slot >= slots]
+    def give_up(self, permits: Collection[Permit]) -> None:
+        """Idle sessions for which there is no slot any more."""
+        high = [hold for hold in self.core.idle if hold.permit in permits]
         self._leave([hold for hold in high if self.core.remove(hold)])
+
+    def take(self, old: Permit, new: Permit) -> None:
+        """What it is told of a move, where it has recorded the session as open."""
+        for hold in self.holds:
+            if hold.permit == old and hold.stage == "idle":
+                hold.permit = new
 
     def crash(self) -> None:
         """Its sockets close; nothing more is done."""
@@ -144,6 +151,11 @@ class Worker:
             await self._ask_anew(None)
         for hold in list(self.holds):
             await self._step(hold, None)
+
+    async def _say(self, command: Command) -> Applied | Refused:
+        """What a coordinator does with a worker's word."""
+        answer, _ = await self.ledger.apply_for(self.boot_id, command)
+        return answer
 
     # ---- requests
 
@@ -260,7 +272,7 @@ class Worker:
         hold.process = self._servers.connect(hold.permit, hold.address)
         hold.stage = "connecting"
         if chance < 0.7:
-            await self.ledger.apply(Connecting(hold.permit))  # its answer is not waited for
+            await self._say(Connecting(hold.permit))  # its answer is not waited for
 
     def _await_server(self, hold: Hold, chance: float) -> None:
         if hold.ended:
@@ -274,7 +286,7 @@ class Worker:
     async def _open(self, hold: Hold) -> None:
         process = hold.process
         assert process is not None
-        answer = await self.ledger.apply(
+        answer = await self._say(
             Open(hold.permit, process.pid, process.start_us, process.backend))
         if isinstance(answer, Applied):
             hold.stage = "idle"
@@ -301,7 +313,7 @@ class Worker:
             self._lost(hold, "leaving")  # its time is over, whatever it does
             await self._close(hold)
         else:
-            answer = await self.ledger.apply(Reassert(hold.permit))
+            answer = await self._say(Reassert(hold.permit))
             if isinstance(answer, Refused) and answer.code is Code.GONE and hold in self.holds:
                 self._missing(hold)
             elif isinstance(answer, Refused) and answer.code is Code.TERMINATING:
@@ -309,12 +321,12 @@ class Worker:
 
     async def _close(self, hold: Hold) -> None:
         assert hold.process is not None
-        await self.ledger.apply(Closing(hold.permit))
+        await self._say(Closing(hold.permit))
         hold.process.terminated = True
         hold.stage = "terminated"
 
     async def _until_done(self, hold: Hold, command: Release | Unknown, stage: str, chance: float) -> None:
-        answer = await self.ledger.apply(command)
+        answer = await self._say(command)
         if isinstance(answer, Refused) and answer.code not in (
                 Code.GONE, Code.LEDGER_UNAVAILABLE, Code.CHANGED):
             raise self._judge.broken(f"{command} was refused: {answer}")
@@ -325,7 +337,7 @@ class Worker:
             self.core.closing -= 1
             if chance < 0.2 and not stage:
                 self._judge.figures["fault: command repeated"] += 1
-                await self.ledger.apply(command)
+                await self._say(command)
 
     def _cut(self, hold: Hold, stage: str) -> None:
         """Its socket is closed without an orderly end."""

@@ -12,6 +12,7 @@ from coordinator.epoch import not_acknowledged
 from coordinator.ledger.ledger import Seen
 from coordinator.ledger.limits import Limits
 from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, Worker
+from coordinator.ledger.relocation import find_excess
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.store.api import Compare, Field, Put, StoreUnavailable, StoreUnknown, Txn
 from coordinator.store.faulty import Faults
@@ -186,6 +187,7 @@ class World:
         worker.linked = False
         try:
             await worker.ledger.free_unlisted(worker.boot_id, worker.listed())
+            self._tell_moves(await worker.ledger.snapshot(), worker, 1.0)
         except (StoreUnavailable, StoreUnknown):
             return
         worker.linked = KEYS.worker(worker.boot_id) in self.keyspace.entries
@@ -195,9 +197,35 @@ class World:
         epoch = self.epoch()
         if (epoch.number, epoch.state is EpochState.ACTIVE) != (worker.core.epoch, worker.core.serving):
             self.acknowledge(worker)
-        slots = GENERATIONS[Alias.decode(self.keyspace.entries[KEYS.alias()].value).active]
-        if slots < SLOTS:
-            worker.shrink(slots)
+
+    async def relocate(self, coordinator: Coordinator) -> None:
+        """Sessions of its workers leave the slots that the policy does not have; not all hear of it."""
+        try:
+            snapshot = await coordinator.ledger.snapshot()
+            excess = find_excess(snapshot)
+            for session, move in excess.moves:
+                if session.owner in self._linked(coordinator):
+                    await coordinator.ledger.apply(move)
+            after = await coordinator.ledger.snapshot()
+        except (StoreUnavailable, StoreUnknown):
+            return
+        for boot_id, worker in self._linked(coordinator).items():
+            self._tell_moves(after, worker, 0.7)
+            worker.give_up({each.permit for each in excess.given_up if each.owner == boot_id})
+
+    def _linked(self, coordinator: Coordinator) -> dict[str, SimulatedWorker]:
+        return {each.boot_id: each for each in self.workers
+                if each.host == coordinator.host and each.linked}
+
+    def _tell_moves(self, snapshot: LedgerSnapshot, worker: SimulatedWorker, chance: float) -> None:
+        for held in snapshot.of_owner(worker.boot_id):
+            before = held.session.moved_from
+            if before is not None and before in worker.listed() and self.random.random() < chance:
+                worker.take(before, held.permit)
+
+    def is_smaller(self) -> bool:
+        """The policy has fewer slots than it had at first."""
+        return GENERATIONS[Alias.decode(self.keyspace.entries[KEYS.alias()].value).active] < SLOTS
 
     def look(self) -> LedgerSnapshot:
         """The whole, judged."""
