@@ -76,11 +76,12 @@ async def fence_worker(
 
     Raises StoreUnavailable, StoreUnknown, NoAdminPermit.
     """
-    noted = Attestation(who, f"fence worker {boot_id}", evidence, now_us()).put(keys)
-    await store.txn(Txn((absent(noted.key),), (noted,)))
     done = Fencing(boot_id)
     meant = {db: {held.permit for held in (await ledger.snapshot()).of_owner(boot_id)}
              for db, ledger in ledgers.items()}
+    for db in [db for db, permits in meant.items() if permits] or [""]:
+        noted = Attestation(who, f"fence worker {boot_id}", evidence, now_us(), db).put(keys)
+        await store.txn(Txn((absent(noted.key),), (noted,)))
     await _revoke(store, keys, boot_id)
     with trio.move_on_after(seconds_max):
         while await _round(store, keys, ledgers, eyes, meant, done):  # noqa: ASYNC110 - servers tell nobody

@@ -66,7 +66,7 @@ async def test_a_fenced_workers_sessions_are_terminated_and_proven_and_its_lease
         assert lease not in {entry.lease for entry in on.keyspace.entries.values()}
         assert (await on.ledger.snapshot()).find(stays) is not None
         kept = (await on.store.range(FLEET.operators())).entries
-        assert [each.what for each in attestations_of(kept, "fence")] == ["fence worker A"]
+        assert [each.what for each in attestations_of(kept, DB)] == ["fence worker A"]
 
 
 async def test_a_fenced_worker_that_comes_back_is_refused_its_session(
