@@ -36,8 +36,8 @@ from coordinator.ledger.rules import (
     decide,
 )
 from coordinator.ledger.states import MOVES, Actor, Proof, SessionState
+from coordinator.placement import Demand, crowded
 from coordinator.reaping import Case, FirstLooks, unknown_cases
-from coordinator.room import Demand, crowded
 from coordinator.store.api import Lost, Put, Txn, Won
 from coordinator.store.memory import MemoryStore
 from coordinator.waiting import Holding, Pool, Waiter, choose_shed
