@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from coordinator.alerts import SHOWN_MAX, Alert
+from coordinator.etcd_health import Health, health_metrics
 from coordinator.events import Event
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import LedgerState, UnknownSchema
@@ -47,6 +48,7 @@ class Shown(Protocol):
     def ledgers(self) -> dict[str, Ledger]: ...
     def views_now(self) -> Mapping[str, View]: ...
     def figures(self) -> Figures: ...
+    async def etcd_health(self) -> Health: ...
     async def sums(self) -> list[dict[str, Any]]: ...
     async def rows(self) -> list[dict[str, Any]]: ...
 
@@ -78,8 +80,10 @@ class _Scrape(Collector):
     """One scrape's metrics: made from snapshots, kept nowhere."""
 
     def __init__(
-        self, figures: Figures, views: Mapping[str, View], held: Mapping[str, LedgerSnapshot]
+        self, figures: Figures, views: Mapping[str, View], held: Mapping[str, LedgerSnapshot],
+        etcd: Health,
     ) -> None:
+        self._etcd = etcd
         self._figures = figures
         self._views = views
         self._held = held
@@ -112,6 +116,7 @@ class _Scrape(Collector):
                   {db: int(view.state in ("LOST", "RECOVERING")) for db, view in self._views.items()})
         yield _by(GaugeMetricFamily, "pooler_ledger_epoch", "Backend epoch", "database",
                   {db: view.epoch.number for db, view in self._views.items() if view.epoch})
+        yield from health_metrics(self._etcd)
         yield self._permits()
         yield self._slots()
         yield self._alerts()
@@ -176,11 +181,12 @@ def _by(
 
 
 def make_scrape(
-    figures: Figures, views: Mapping[str, View], held: Mapping[str, LedgerSnapshot]
+    figures: Figures, views: Mapping[str, View], held: Mapping[str, LedgerSnapshot],
+    etcd: Health | None = None,
 ) -> bytes:
     """/metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(figures, views, held))
+    registry.register(_Scrape(figures, views, held, etcd or Health()))
     return generate_latest(registry)
 
 
@@ -195,7 +201,8 @@ def make_app(shown: Shown, token: str | None = None) -> Starlette:
 
     async def readyz(request: Request) -> Response:
         problems = not_ready(shown.views_now())
-        return PlainTextResponse("\n".join(problems or ["ready"]) + "\n", 503 if problems else 200)
+        lines = [*(problems or ["ready"]), *(await shown.etcd_health()).lines()]
+        return PlainTextResponse("\n".join(lines) + "\n", 503 if problems else 200)
 
     async def metrics(request: Request) -> Response:
         held: dict[str, LedgerSnapshot] = {}
@@ -205,7 +212,7 @@ def make_app(shown: Shown, token: str | None = None) -> Starlette:
                     held[db] = await ledger.snapshot()
                 except (StoreUnavailable, StoreUnknown, UnknownSchema, ValueError):
                     continue  # pooler_ledger_reachable says so
-        text = make_scrape(shown.figures(), shown.views_now(), held)
+        text = make_scrape(shown.figures(), shown.views_now(), held, await shown.etcd_health())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def ledger(request: Request) -> Response:

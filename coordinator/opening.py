@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,6 +57,17 @@ async def open_store(spec: CoordinatorSpec) -> AsyncIterator[Store]:
         async with open_etcd([process.endpoint]) as store:
             yield store
         nursery.cancel_scope.cancel()
+
+
+def etcd_tls_context(spec: CoordinatorSpec) -> ssl.SSLContext | None:
+    """For asking etcd over HTTPS what it says of itself; None where it speaks without TLS."""
+    etcd = spec.etcd
+    if not (etcd.ca or etcd.cert):
+        return None
+    context = ssl.create_default_context(cafile=etcd.ca)
+    if etcd.cert:
+        context.load_cert_chain(etcd.cert, etcd.key)
+    return context
 
 
 def _tls(spec: CoordinatorSpec) -> Tls | None:

@@ -20,6 +20,7 @@ from coordinator.awaiting import Publishing
 from coordinator.counting import Counting
 from coordinator.deaths import bury_earlier_boots
 from coordinator.election import Election, Leader
+from coordinator.etcd_health import EtcdHealth, Health
 from coordinator.events import Event
 from coordinator.failover import Failover
 from coordinator.founding import Founder
@@ -33,6 +34,7 @@ from coordinator.ledger.record import UnknownSchema
 from coordinator.link import Args
 from coordinator.looks import Looker, LookFailed
 from coordinator.noting import Noting
+from coordinator.opening import etcd_tls_context
 from coordinator.reach import Reach, Sight
 from coordinator.rebuild import Rebuilder
 from coordinator.reconcile import Reconciler
@@ -92,6 +94,7 @@ class Coordinator:
         sight = Sight(looker)
         self.reach = Reach(store, self.keys, self.election, sight, host=spec.host,
                            ttl_seconds=spec.lease_ttl_seconds)
+        self.etcd = EtcdHealth(store, getattr(store, "endpoints", ()), etcd_tls_context(spec))
         self.homes = Homes(
             store, self.keys, self.reach.key, self.ledgers, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
@@ -203,6 +206,10 @@ class Coordinator:
         now = self.reconciler.backends.clock_us()
         rest = self.reconciler.owners.standing if self.election.leading else ()
         return [(each, each.age_seconds(now)) for each in (*self.alerting.standing, *rest)]
+
+    async def etcd_health(self) -> Health:
+        """How etcd is."""
+        return await self.etcd.read()
 
     async def rows(self) -> list[dict[str, Any]]:
         """Every permit of every ledger. Raises StoreUnavailable."""

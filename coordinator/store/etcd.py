@@ -159,6 +159,11 @@ class EtcdStore:
         self._login = login
         self._timeout = timeout_seconds
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """host:port of each member, as given."""
+        return tuple(member.target for member in self._members)
+
     async def close(self) -> None:
         """Close every connection."""
         async def close_all() -> None:

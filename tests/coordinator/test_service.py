@@ -249,12 +249,15 @@ async def test_its_pages_show_health_readiness_metrics_and_the_ledger(spec: dict
             async with Worker().at(supervisor.socket_path) as worker:
                 await worker.reserve()
                 assert await get(port, "/healthz") == (200, "alive\n")
-                assert await get(port, "/readyz") == (200, "ready\n")
+                status, ready = await get(port, "/readyz")
+                assert (status, ready.splitlines()[0]) == (200, "ready")
+                assert "fsync p99" in ready
                 _, metrics = await get(port, "/metrics")
                 state = f'{{database="{DB}",kind="main",state="SESSION_RESERVED"}}'
                 assert f"pooler_session_permits{state} 1.0" in metrics
                 assert "pooler_coordinator_leader 1.0" in metrics
                 assert "pooler_etcd_requests_total{kind=" in metrics
+                assert "pooler_etcd_quota_bytes{member=" in metrics
                 _, ledger = await get(port, "/api/ledger")
                 shown = json.loads(ledger)
                 assert shown["ledgers"][0]["line"] == "4 slots: 1 reserved, 3 free; reserve 0/0; epoch 1"
