@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from coordinator import marking, reaping
-from coordinator.ledger import proofs, requests, reservation, reserving, rules
+from coordinator.ledger import basis, proofs, requests, reservation, reserving, rules
 from coordinator.ledger.access import Access
 from coordinator.ledger.ledger import Granted, Ledger
 from coordinator.ledger.proofs import Awaiting, Look, Proven
@@ -211,7 +211,7 @@ PRODUCT_MUTANTS: dict[str, ProductMutant] = {
     "reservation without the policy's compare": ProductMutant(_without(_is_reservation, _on(KEYS.alias()))),
     "reservation while slots beyond the policy are held": ProductMutant(
         _without(_is_reservation, lambda compare: compare.range_end is not None),
-        patches=((reserving, "grounds_from", _within),)),
+        patches=((basis, "grounds_from", _within),)),
     "a move without its compares": ProductMutant(_without(_is_move, _on("/session/"))),
     "a move into a slot that is not seen to be free": ProductMutant(
         _without(_is_move, lambda compare: compare.field is Field.CREATE)),
