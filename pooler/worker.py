@@ -36,6 +36,7 @@ from pooler.observe.events import Event
 from pooler.observe.http import serve_http
 from pooler.pool import janitor, steering
 from pooler.pool.cut_off import CutOff
+from pooler.pool.gate import Gates
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
 from pooler.pool.permits import Permits
@@ -97,6 +98,7 @@ class Worker:
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
+        self.parts.gates = Gates(spec["workers"])
         self.parts.cut_off = CutOff(
             lambda: self.registry.settings.failover.on_ledger_loss == "stop", self.permits.lease_left_seconds,
             self.registry.pools.values)

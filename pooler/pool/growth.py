@@ -141,7 +141,7 @@ class Growth:
             seats=self._pool.core.size_max, wait_seconds=0.0 if only_told else RESERVE_WAIT_SECONDS,
             connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
             keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
-            tls=self._pool.parts.server_tls, duty=plan.duty,
+            tls=self._pool.parts.server_tls, duty=plan.duty, gate=self._pool.parts.gates.of(plan.ledger),
             ask=partial(facts_and_query, plan.connect_query) if plan.connect_query else session_facts,
         )
         generation = self._pool.core.generation

@@ -23,6 +23,7 @@ from pooler.net.facts import SessionFacts, session_facts
 from pooler.net.stream import Broken, KeepAlive, RawSocket
 from pooler.net.tls_context import ServerTls
 from pooler.pool.duty import BackendUnfit, Duty
+from pooler.pool.gate import Gate
 from pooler.pool.permits import Granted, Permits, Wish
 from pooler.wire.auth import ServerSecret
 
@@ -40,7 +41,7 @@ class OpenPlan:
     which of several for one role in one database.
 
     `options` and `parameters` go into the startup packet; `ask` learns who the server is; `duty`: what
-    it has to be.
+    it has to be; `gate`: how many are opened there at once.
     `eof_is_proof`: whether the server's end of file proves a session gone; None: where pid and both socket
     ends are the same on either side, so that nothing stands between.
     """
@@ -62,6 +63,7 @@ class OpenPlan:
     parameters: Mapping[str, str] = field(default_factory=dict)
     ask: AskFacts = session_facts
     duty: Duty = field(default_factory=Duty)
+    gate: Gate = field(default_factory=Gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,17 @@ class _Opening:
         self._eof_is_proof = bool(plan.eof_is_proof)  # until the ends were seen
 
     async def dial(self) -> Dialled:
-        """Log in; the permit is ended if that fails."""
+        """Log in when it is our turn; the permit is ended if that fails."""
+        is_let_in = False
+        try:
+            async with self._plan.gate.turn():
+                is_let_in = True
+                return await self._dial()
+        finally:
+            if not is_let_in:
+                self._permits.released(self._plan.db, self._granted.permit, Proof.UNUSED)
+
+    async def _dial(self) -> Dialled:
         plan, permit = self._plan, self._granted.permit
         if self._permits.lease_left_seconds() <= 0:  # we were paused: others may think us dead by now
             self._permits.released(plan.db, permit, Proof.UNUSED)

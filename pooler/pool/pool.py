@@ -25,6 +25,7 @@ from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
 from pooler.pool.cut_off import CutOff
+from pooler.pool.gate import Gates
 from pooler.pool.growth import Growth
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.permits import Permits
@@ -71,6 +72,7 @@ class Parts:
     next_number: Callable[[], int] = int
     by_seat: Callable[[str, str, str], Iterable[Pool]] = lambda *_: ()  # pools that share seats
     of_user: Callable[[str], Iterable[Pool]] = lambda *_: ()  # pools whose sessions are this user's
+    gates: Gates = field(default_factory=Gates)
     cut_off: CutOff = field(default_factory=CutOff)
     places: UserPlaces = field(default_factory=UserPlaces)
     tickets: int = 0

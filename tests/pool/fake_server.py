@@ -30,6 +30,8 @@ class FakeServer:
         self.in_recovery = False
         self.lag_ms: str | None = "0"  # what it says to the question how far it is behind
         self.lag_asked = 0
+        self.logins_open: trio.Event | None = None  # until then nobody is let in
+        self.at_the_door = self.at_the_door_max = 0
         self.alive: dict[str, int] = {}  # birth tag -> pid
         self.born = 0
         self._listener = socket.socket(socket.AF_UNIX)
@@ -56,12 +58,20 @@ class FakeServer:
             tag = words[words.index(b"application_name") + 1].decode()
             self.born += 1
             self.alive[tag] = 10_000 + self.born
+            await self._let_in()
             await self._session(stream, self.alive[tag])
         except trio.BrokenResourceError:
             pass
         finally:
             self.alive.pop(tag, None)
             await stream.aclose()
+
+    async def _let_in(self) -> None:
+        if self.logins_open is not None:
+            self.at_the_door += 1
+            self.at_the_door_max = max(self.at_the_door_max, self.at_the_door)
+            await self.logins_open.wait()
+            self.at_the_door -= 1
 
     async def _session(self, stream: trio.SocketStream, pid: int) -> None:
         if self.behaviour == "silent":
