@@ -193,28 +193,28 @@ def _escaped(text: str) -> str:
 
 
 def _roles(facts: ServerFacts, budget: Budget, app: Login, monitor: Login) -> str:
-    database = _identifier(facts.dbname)
+    database = sql_identifier(facts.dbname)
     lines = [
         "-- Written by `pooler init`: run it once on the primary, as a superuser.",
         "-- It may be run again. What it has of passwords are SCRAM verifiers.",
         *_role(monitor, connection_limit=budget.admin_reserve + 2),
-        f"GRANT pg_monitor TO {_identifier(monitor.name)};",
-        f"GRANT CONNECT ON DATABASE {database} TO {_identifier(monitor.name)};",
+        f"GRANT pg_monitor TO {sql_identifier(monitor.name)};",
+        f"GRANT CONNECT ON DATABASE {database} TO {sql_identifier(monitor.name)};",
     ]
     lines += ["-- Only with `failover: {reconcile: terminate}`, or to use `pooler fleet fence`:",
-              f"-- GRANT pg_signal_backend TO {_identifier(monitor.name)};"]
+              f"-- GRANT pg_signal_backend TO {sql_identifier(monitor.name)};"]
     if facts.version >= 160000:
-        lines.append(f"GRANT pg_use_reserved_connections TO {_identifier(monitor.name)};")
+        lines.append(f"GRANT pg_use_reserved_connections TO {sql_identifier(monitor.name)};")
     if app.is_new:
         lines += [*_role(app, connection_limit=budget.permits),
-                  f"GRANT CONNECT ON DATABASE {database} TO {_identifier(app.name)};"]
+                  f"GRANT CONNECT ON DATABASE {database} TO {sql_identifier(app.name)};"]
     else:
-        lines.append(f"ALTER ROLE {_identifier(app.name)} CONNECTION LIMIT {budget.permits};")
+        lines.append(f"ALTER ROLE {sql_identifier(app.name)} CONNECTION LIMIT {budget.permits};")
     return "\n".join(lines) + "\n"
 
 
 def _role(login: Login, connection_limit: int) -> list[str]:
-    name = _identifier(login.name)
+    name = sql_identifier(login.name)
     return [
         "DO $$ BEGIN",
         f"  IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = {_literal(login.name)}) THEN",
@@ -225,7 +225,8 @@ def _role(login: Login, connection_limit: int) -> list[str]:
     ]
 
 
-def _identifier(name: str) -> str:
+def sql_identifier(name: str) -> str:
+    """A name as SQL has it, whatever is in it."""
     return '"' + name.replace('"', '""') + '"'
 
 

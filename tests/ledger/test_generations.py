@@ -42,8 +42,8 @@ async def give_back(ledger: Ledger, granted: Granted) -> None:
     assert isinstance(answer, Applied)
 
 
-async def refused(on: World, request: str, **changes: object) -> Refused:
-    answer = await on.ledger.reserve(ask(request, **changes))
+async def refused(on: World, request: str) -> Refused:
+    answer = await on.ledger.reserve(ask(request))
     assert isinstance(answer, Refused), answer
     return answer
 
