@@ -10,6 +10,8 @@ whatever it may have taken, or may yet take, comes back.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import structlog
 import trio
 
@@ -36,6 +38,8 @@ from coordinator.waiting import (
 
 TICK_SECONDS = 1.0  # a watch is a hint: at this pace it is asked whether anything changed
 VOID_BACKOFF_SECONDS = 0.5
+_BEHIND: Mapping[Code | None, str] = {
+    Code.LEDGER_UNAVAILABLE: "etcd takes no reservation (is it full?), and others wait already"}
 UNREACHABLE = Refused(Code.LEDGER_UNAVAILABLE, "etcd does not answer")
 
 _log = structlog.get_logger("coordinator.granting")
@@ -132,7 +136,7 @@ class Granting:
         line, pool = self._lines[db], Pool(db, ask.seats_of, ask.user, ask.kind)
         waits = deadline > trio.current_time() and ask.kind is Kind.MAIN  # nobody sheds any other for it
         vain = line.queue.reason_before(pool) or (self._known_full(line, pool) if waits else None)
-        outcome: Granted | Refused = Refused(vain or Code.FULL, "others wait already")
+        outcome: Granted | Refused = Refused(vain or Code.FULL, _BEHIND.get(vain, "others wait already"))
         if vain is None:
             outcome = await self._try(line, pool, ask, deadline)
         if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and waits:

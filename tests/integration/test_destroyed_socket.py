@@ -81,8 +81,8 @@ def test_a_destroyed_server_socket_leaves_the_permit_taken_until_the_backend_is_
     if os.geteuid() != 0:
         missing("ss -K is root's")
     if not can_destroy():
-        pytest.skip("no `ss`, or a kernel that destroys no sockets (CONFIG_INET_DIAG_DESTROY): the reset below "
-                    "shows the same")
+        pytest.skip("no `ss`, or a kernel that destroys no sockets (CONFIG_INET_DIAG_DESTROY): the reset "
+                    "below shows the same")
     database = make_database(make_server())
     fleet = make_fleet(database, etcd, permits=2, workers=1, more=MORE)
     watch = watch_of(fleet, etcd, etcd_prefix)
