@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from coordinator.drain_progress import Progress, look_at
+from coordinator.drain_progress import Progress, Waits, look_at
 from coordinator.drain_target import Code, Ended, Order, fit_target
 from coordinator.epoch import (
     EpochEntry,
@@ -60,8 +60,13 @@ class DrainOutcome:
     epoch: int
     backend: Backend | None = None
     unknown: tuple[str, ...] = ()
-    not_acknowledged: tuple[str, ...] = ()
+    waits_for: tuple[Waits, ...] = ()  # who has not acknowledged the new epoch, and why
     resolve: str = ""
+
+    @property
+    def not_acknowledged(self) -> tuple[str, ...]:
+        """Boot ids of those workers."""
+        return tuple(each.worker for each in self.waits_for)
 
 
 async def drain(
@@ -216,8 +221,11 @@ class _Drain:
 
     async def _acknowledged(self, won: EpochEntry, target: Backend) -> DrainOutcome:
         waiting = await self._until_acknowledged(won.epoch.number - 1)
-        return DrainOutcome(Code.DRAINED, f"drained: epoch {won.epoch.number} is active at {target.address}",
-                            won.epoch.number, backend=won.epoch.backend, not_acknowledged=waiting)
+        text = f"drained: epoch {won.epoch.number} is active at {target.address}"
+        if waiting is None:
+            text += f"; {_SILENT}: which workers have acknowledged it is not known"
+        return DrainOutcome(Code.DRAINED, text, won.epoch.number, backend=won.epoch.backend,
+                            waits_for=waiting or ())
 
     async def _promote(self, target: Backend, number: int) -> None:
         if not target.in_recovery:
@@ -340,18 +348,20 @@ class _Drain:
         activities = read_activities(self._run_dir) if self._run_dir else {}
         self._last = look_at(
             snapshot, self._order.db, number, activities, step=step, now_us=self._now_us(),
-            elapsed_seconds=trio.current_time() - self._started)
+            elapsed_seconds=trio.current_time() - self._started,
+            lease_ttl_seconds=self._order.lease_ttl_seconds)
         self._say_each_second(step, number)
         return self._last
 
-    async def _until_acknowledged(self, old: int) -> tuple[str, ...]:
-        """Until every live worker has acknowledged the new epoch; who has not when the time is over."""
+    async def _until_acknowledged(self, old: int) -> tuple[Waits, ...] | None:
+        """Until every live worker has acknowledged the new epoch; who has not when the time is over. None:
+        etcd does not tell."""
         while True:
             seen = await self._observe(old, "advanced", None)
-            if seen is not None and not seen.not_acknowledged:
+            if seen is not None and not seen.waits_for:
                 return ()
             if trio.current_time() >= self._deadline:
-                return seen.not_acknowledged if seen is not None else (_SILENT,)
+                return seen.waits_for if seen is not None else None
             await pause()
 
     # ---- saying

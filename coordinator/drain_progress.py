@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from coordinator.epoch import not_acknowledged
 from coordinator.inspect import Activities
-from coordinator.ledger.record import Kind, Session
+from coordinator.ledger.record import Epoch, Kind, Session, Worker
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import SessionState
 from coordinator.session_table import Activity
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A worker that has not acknowledged the epoch of now: which it is, the last one it did, and why so."""
+
+    worker: str
+    host: str
+    index: int
+    pid: int
+    epoch: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"worker {self.index} on {self.host} (pid {self.pid}, {self.worker}): {self.why}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON line."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +44,14 @@ class Progress:
     other: int  # being opened or closed, or open at a worker whose table cannot be read
     unknown: tuple[str, ...]
     new_open: int
-    not_acknowledged: tuple[str, ...]
+    waits_for: tuple[Waits, ...]
     longest: dict[str, Any] | None
     elapsed_seconds: float
+
+    @property
+    def not_acknowledged(self) -> tuple[str, ...]:
+        """Boot ids of the workers that are waited for."""
+        return tuple(each.worker for each in self.waits_for)
 
     @property
     def left(self) -> int:
@@ -44,15 +68,16 @@ class Progress:
             "step": self.step, "epoch": self.epoch,
             "old": {"idle": self.idle, "busy": self.busy, "other": self.other, "unknown": len(self.unknown)},
             "new_open": self.new_open, "not_acknowledged": list(self.not_acknowledged),
+            "waits_for": [each.as_dict() for each in self.waits_for],
             "longest": self.longest, "elapsed_seconds": round(self.elapsed_seconds, 3),
         }
 
 
 def look_at(
     snapshot: LedgerSnapshot, db: str, epoch: int, activities: Activities, *, step: str, now_us: int,
-    elapsed_seconds: float,
+    elapsed_seconds: float, lease_ttl_seconds: float,
 ) -> Progress:
-    """The progress of draining every epoch up to `epoch`."""
+    """The progress of draining every epoch up to `epoch`. `lease_ttl_seconds`: of a worker's lease."""
     sessions = [held.session for held in snapshot.sessions if held.session.kind is not Kind.ADMIN]
     old = [session for session in sessions if session.epoch <= epoch]
     counts = Counter(_activity(db, session, activities) for session in old)
@@ -62,9 +87,25 @@ def look_at(
         step=step, epoch=epoch, idle=counts["idle"], busy=counts["busy"], other=counts["other"],
         unknown=tuple(str(s.permit) for s in old if s.state is SessionState.UNKNOWN),
         new_open=sum(s.state is SessionState.OPEN and s.epoch > epoch for s in sessions),
-        not_acknowledged=tuple(not_acknowledged(current, db, workers)) if current > epoch else (),
+        waits_for=_waits_for(snapshot.epoch, db, workers, now_us, lease_ttl_seconds)
+        if snapshot.epoch is not None and current > epoch else (),
         longest=_longest(db, old, activities, now_us), elapsed_seconds=elapsed_seconds,
     )
+
+
+def _waits_for(
+    epoch: Epoch, db: str, workers: dict[str, Worker], now_us: int, lease_ttl_seconds: float
+) -> tuple[Waits, ...]:
+    """A lease is renewed only on the worker's own heartbeat: one that outlasts its time says it lives."""
+    left = lease_ttl_seconds - max(0, now_us - epoch.since_us) / 1_000_000
+    found = []
+    for boot_id in not_acknowledged(epoch.number, db, workers):
+        worker = workers[boot_id]
+        last = worker.epochs.get(db, 0)
+        why = (f"it has not answered yet; if it is gone, its lease ends within {left:.1f} s" if left > 0 else
+               f"it lives, for its lease was renewed since, but epoch {last} is the last it acknowledged")
+        found.append(Waits(boot_id, worker.host, worker.index, worker.pid, last, why))
+    return tuple(found)
 
 
 def _activity(db: str, session: Session, activities: Activities) -> str:

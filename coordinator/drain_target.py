@@ -36,6 +36,7 @@ class Order:
     switch_first: bool = False
     timeout_seconds: float = 30.0
     drain_timeout_seconds: float = 30.0
+    lease_ttl_seconds: float = 5.0  # of workers' leases
 
 
 class Ended(Exception):

@@ -107,7 +107,8 @@ def _order(
     hosts = list(dict.fromkeys(str(host) for database in mine for host in database.hosts))
     promote = partial(_promote, run) if run is not None else None
     whole, grace = drain_times(seconds, settings.failover.drain_timeout_seconds)
-    return Order(db, mine[0].role, hosts, target, promote, switch_first, whole, grace)
+    return Order(db, mine[0].role, hosts, target, promote, switch_first, whole, grace,
+                 settings.etcd.lease_ttl_seconds)
 
 
 def drain_times(timeout_seconds: float | None, drain_timeout_seconds: float) -> tuple[float, float]:
@@ -172,8 +173,9 @@ def progress_text(found: dict[str, Any]) -> str:
     longest = found.get("longest")
     if longest:
         line += f"; longest: pid {longest['pid']} ({longest['user']}, {longest['age_seconds']:.1f} s)"
-    if found.get("not_acknowledged"):
-        line += f"; waits for workers {', '.join(found['not_acknowledged'])}"
+    for each in found.get("waits_for", ()):
+        who = f"worker {each['index']} on {each['host']} (pid {each['pid']})"
+        line += f"\n          waits for {who}: {each['why']}"
     return line
 
 
@@ -182,12 +184,13 @@ def _tell(outcome: DrainOutcome, as_json: bool) -> None:
         print(json.dumps({
             "code": int(outcome.code), "text": outcome.text, "epoch": outcome.epoch,
             "backend": outcome.backend.address if outcome.backend else None, "unknown": list(outcome.unknown),
-            "not_acknowledged": list(outcome.not_acknowledged), "resolve": outcome.resolve}))
+            "not_acknowledged": list(outcome.not_acknowledged),
+            "waits_for": [each.as_dict() for each in outcome.waits_for], "resolve": outcome.resolve}))
         return
     print(outcome.text, file=sys.stdout if outcome.code == 0 else sys.stderr)
     if outcome.unknown:
         print(f"unknown: {', '.join(outcome.unknown)}", file=sys.stderr)
-    if outcome.not_acknowledged:
-        print(f"not acknowledged by: {', '.join(outcome.not_acknowledged)}", file=sys.stderr)
+    for each in outcome.waits_for:
+        print(f"not acknowledged by {each}", file=sys.stderr)
     if outcome.resolve:
         print(outcome.resolve, file=sys.stderr)

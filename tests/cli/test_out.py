@@ -39,13 +39,13 @@ def test_progress_names_what_the_drain_waits_for() -> None:
         "epoch": 1,
         "old": {"idle": 1, "busy": 2, "other": 0, "unknown": 3},
         "new_open": 0,
-        "not_acknowledged": ["w1"],
+        "waits_for": [{"worker": "w1", "host": "h", "index": 2, "pid": 9, "epoch": 0, "why": "it is away"}],
         "longest": {"pid": 7, "user": "u", "age_seconds": 4.2},
         "elapsed_seconds": 1.5,
     }
     assert progress_text(found) == (
         "   1.5 s  draining: epoch 1 1 idle, 2 busy, 0 opening or closing, 3 unknown; next epoch 0 open; "
-        "longest: pid 7 (u, 4.2 s); waits for workers w1"
+        "longest: pid 7 (u, 4.2 s)\n          waits for worker 2 on h (pid 9): it is away"
     )
     assert progress_text({"step": "promoting", "epoch": 1}) == "promoting"
 

@@ -95,6 +95,7 @@ async def test_workers_that_have_not_acknowledged_are_named(tmp_path: Path, cloc
         with_standby(on).backend = replace(BACKEND, address=STANDBY)
         outcome = await run(on)
         assert (outcome.code, outcome.not_acknowledged) == (Code.DRAINED, ("A",))
+        assert outcome.waits_for[0].why.startswith("it has not answered yet")
 
 
 @pytest.mark.parametrize(
