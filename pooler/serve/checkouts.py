@@ -34,9 +34,10 @@ def late_checkouts(registry: Registry) -> list[LateCheckout]:
 
 
 def _late(pool: Pool, server: ServerConn, registry: Registry, now: float) -> LateCheckout | None:
-    """A client that keeps its session (session pooling, or state on it) is late in a transaction only."""
+    """A client that keeps its session (session pooling, or state on it) is late in a transaction only; what
+    the pooler itself does with a session is no checkout."""
     client = server.client
-    if client is not None and client.holds and not is_working(server):
+    if client is None or (client.holds and not is_working(server)):
         return None
     view = registry.parts.permits.ledgers.get(pool.plan.ledger)
     tenant, class_name = decode_who(client.who)[:2] if isinstance(client, ClientConn) else ("", "")
