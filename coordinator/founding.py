@@ -24,7 +24,9 @@ from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, LedgerH
 from coordinator.ledger.recovery import is_ours, roles_of
 from coordinator.looks import Eyes, LookFailed
 from coordinator.placement import Demand, crowded, room_at
-from coordinator.policy import Policy, PolicyRefused, encode_policy, load_policy
+from coordinator.policy import Policy, PolicyRefused, load_policy
+from coordinator.policy_moves import MoveRefused, is_published, publication, swap
+from coordinator.publishing import read_standing
 from coordinator.room import look_at_hosts
 from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Put, Store, Txn, absent
@@ -60,12 +62,13 @@ class Founder:
 
     def __init__(
         self, store: Store, keys: FleetKeys, ledgers: dict[str, tuple[DatabaseSpec, ...]], eyes: Eyes, *,
-        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        patroni: bool = False, now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._store = store
         self._keys = keys
         self._ledgers = ledgers
         self._eyes = eyes
+        self._patroni = patroni
         self._now_us = now_us
         self._said: dict[tuple[str, str], str] = {}
         self._look_again_at = float("-inf")
@@ -149,11 +152,17 @@ class Founder:
             return False
         room = min((room for look in looks if (room := room_at(look)) is not None), default=None)
         resolved = policy.resolve(
-            can_fail_over=can_fail_over(specs), hosts=hosts, role=specs[0].role, room=room)
-        generation = keys.policy(policy.generation)
-        puts = (Put(keys.alias(), Alias(active=policy.generation).encode()),
-                Put(generation, encode_policy(document, resolved)))
-        await self._store.txn(Txn((absent(keys.alias()), absent(generation)), puts))
+            can_fail_over=can_fail_over(specs, patroni=self._patroni), hosts=hosts, role=specs[0].role,
+            room=room)
+        standing = await read_standing(self._store, keys)
+        try:
+            known = is_published(standing, policy)
+        except MoveRefused as refused:
+            self._say(Event.POLICY_REFUSED, keys.database, str(refused))
+            return False
+        await self._store.txn(
+            swap(standing, Alias(active=policy.generation), keys) if known
+            else publication(standing, policy, document, resolved, keys))
         _log.info(Event.POLICY_PUBLISHED, database=keys.database, generation=policy.generation)
         return True
 

@@ -44,6 +44,7 @@ from coordinator.relocating import Relocating
 from coordinator.remembered import Remembered
 from coordinator.room import Room
 from coordinator.serve_workers import WorkerServer
+from coordinator.shadowing import Shadowing
 from coordinator.spec import CoordinatorSpec
 from coordinator.store.api import Compare, Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View, Views
@@ -88,7 +89,7 @@ class Coordinator:
             self.views, self.ledgers, self.registry, self.granting, ttl_seconds=spec.lease_ttl_seconds)
         self.workers.on_hello.append(self.relocating.stir)
         self.rebuilder = Rebuilder(store, self.views, self.ledgers, databases, looker, now_us=now_us)
-        self.founder = Founder(store, self.keys, databases, looker)
+        self.founder = Founder(store, self.keys, databases, looker, patroni=bool(spec.patroni))
         self.election = Election(
             store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
         sight = Sight(looker)
@@ -121,6 +122,9 @@ class Coordinator:
         self.reconciler.owners.on_unknown.append(lambda *_: self.noting.stir())
         self.room = Room(store, self.keys, looker, databases, self.views_now, now_us=now_us)
         self.views.on_change.append(self.room.heard)
+        self.shadowing = Shadowing(store, self.keys, self.views_now, host=spec.host,
+                                   ttl_seconds=spec.lease_ttl_seconds, now_us=now_us)
+        self.workers.on_decided.append(self.shadowing.decided)
         self._incomplete = trio.Event()
         self._met: set[str] = set()  # ledgers that were reachable once
         self._another = trio.Event()  # one more was met: it need not wait for the next round
@@ -135,6 +139,7 @@ class Coordinator:
             for ledger in self.ledgers.values():
                 nursery.start_soon(ledger.run)
             nursery.start_soon(self.granting.run)
+            nursery.start_soon(self.shadowing.run)
             nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.relocating.run)
             nursery.start_soon(self.election.run, self._lead)

@@ -16,9 +16,10 @@ import trio
 from coordinator.events import Event
 from coordinator.granting import Granting
 from coordinator.greeting import Greeter
-from coordinator.ledger.ledger import Ledger
+from coordinator.ledger.ledger import Granted, Ledger
 from coordinator.ledger.record import Permit, Session
-from coordinator.ledger.rules import Code
+from coordinator.ledger.reservation import Reserve
+from coordinator.ledger.rules import Code, Refused
 from coordinator.link import Args, Handler, Link, LinkLost, LinkRefused
 from coordinator.link_guard import guarded, name_of
 from coordinator.link_values import permit_list
@@ -59,6 +60,7 @@ class WorkerServer:
         self.ttl_seconds = ttl_seconds
         self.rows = rows
         self.on_hello: list[Callable[[], None]] = []
+        self.on_decided: list[Callable[[str, Reserve, Granted | Refused], None]] = []
         self.on_backend_hint: list[Callable[[str], None]] = []
         self.on_report: list[Callable[[Local, Args], None]] = []
         views.on_change.append(self._tell)

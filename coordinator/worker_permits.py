@@ -52,6 +52,10 @@ class Server(Protocol):
         """Reservations and who waits for one."""
 
     @property
+    def on_decided(self) -> list[Callable[[str, Reserve, Granted | Refused], None]]:
+        """Who hears of every answer to a reservation."""
+
+    @property
     def views(self) -> Views:
         """What is known of each ledger now."""
 
@@ -86,6 +90,8 @@ class WorkerPermits:
             request_id=args["request_id"], kind=Kind(args["kind"]), dbname=args["dbname"], user=args["user"],
             pool=args.get("pool") or "", seats=args["seats"], owner=local.boot_id, host=self._server.host)
         outcome = await self._server.granting.reserve(local, db, ask, args["wait_seconds"])
+        for listener in self._server.on_decided:
+            listener(db, ask, outcome)
         if isinstance(outcome, Granted):
             return {"permit": permit_list(outcome.permit), "epoch": outcome.epoch,
                     "address": outcome.address, "tag": outcome.tag}
