@@ -107,6 +107,19 @@ def pair() -> Iterator[Pair]:
 # ---- a primary that is stopped
 
 
+@dataclass(frozen=True, slots=True)
+class StoppedSeen:
+    """What a drain of a stopped server said, what the ledger had then, and what freed it."""
+
+    exit_code: int
+    listed: frozenset[str]
+    unknown: frozenset[str]
+    has_resolve_line: bool
+    held: bool  # each of `unknown` stayed so while the server was stopped
+    proofs: Mapping[str, int]
+    released_after_seconds: float
+
+
 def _stopped(
     here: Pair, name: str, end: Callable[[Server], None], wanted: set[str], say: Callable[[str], None]
 ) -> tuple[Told, Verdict, Mapping[str, Any]]:
@@ -134,16 +147,26 @@ def _stopped(
         if stopped:
             _signal(here.primary, signal.SIGCONT)
         clients.stop()
-    proofs = _proofs(here.fleet.log, unknown)
-    text = (f"exit {done.returncode}, {len(listed)} unknown permits listed; all held for "
-            f"{LEASES_HELD * LEASE_SECONDS:g} s: {held}; {name}: released after {after:.1f} s by "
-            f"{dict(proofs)}; line to resolve: {'ledger resolve' in done.stdout}")
-    fits = bool(listed) and set(listed) <= unknown and "ledger resolve" in done.stdout
-    proven = sum(proofs.values()) == len(unknown) and bool(wanted & proofs.keys())
-    verdict = Verdict(name, done.returncode == UNKNOWN_LEFT and fits and held and proven, text)
+    has_line = "ledger resolve" in done.stdout
+    seen = StoppedSeen(done.returncode, frozenset(listed), frozenset(unknown), has_line, held,
+                       _proofs(here.fleet.log, unknown), round(after, 1))
+    verdict = judge_stopped(name, seen, wanted)
     say(verdict.text)
-    return clients.told(), verdict, {"exit": done.returncode, "unknown": len(unknown), "proofs": dict(proofs),
-                                     "released_after_seconds": round(after, 1)}
+    return clients.told(), verdict, {
+        "exit": seen.exit_code, "unknown": len(unknown), "proofs": dict(seen.proofs),
+        "released_after_seconds": seen.released_after_seconds}
+
+
+def judge_stopped(name: str, seen: StoppedSeen, wanted: set[str]) -> Verdict:
+    """The drain told of each permit that it left unknown, none of them came free while the server stood
+    still, and then each did with a proof, `wanted` among them."""
+    text = (f"exit {seen.exit_code}, {len(seen.listed)} unknown permits listed of {len(seen.unknown)}, with "
+            f"the line to resolve them: {seen.has_resolve_line}; all held for "
+            f"{LEASES_HELD * LEASE_SECONDS:g} s: {seen.held}; then released after "
+            f"{seen.released_after_seconds:g} s by {dict(seen.proofs)}")
+    told = bool(seen.listed) and seen.listed <= seen.unknown and seen.has_resolve_line
+    proven = sum(seen.proofs.values()) == len(seen.unknown) and bool(wanted & seen.proofs.keys())
+    return Verdict(name, seen.exit_code == UNKNOWN_LEFT and told and seen.held and proven, text)
 
 
 def _held_for(here: Pair, permits: set[str], seconds: float) -> bool:
@@ -231,18 +254,32 @@ def _planned(here: Pair, say: Callable[[str], None]) -> tuple[Told, list[Verdict
     finally:
         clients.stop()
     told = clients.told()
-    gap = told.longest_gap_seconds()
     old, new = _seen("old", here.primary), _seen("new", here.standby)
-    trouble = (told.errors, told.total("unknown"), told.total("disconnects"))
-    around = sum(begin - AROUND_SECONDS <= at <= end + AROUND_SECONDS for at in told.acknowledged.values())
     return told, [
         judge.judge_drain(done.returncode, old, new, [done.stderr.strip()[-300:]] if done.returncode else []),
-        Verdict("gap", gap < GAP_SECONDS_MAX and around >= WRITES_AROUND_MIN,
-                f"longest between acknowledged writes {gap} s; {around} of them around the drain"),
-        Verdict("errors", trouble == ({}, 0, 0), f"of {WRITERS} clients outside open transactions: "
-                f"{told.errors or 'none'}, unknown {trouble[1]}, connections lost {trouble[2]}"),
-    ], {"exit": done.returncode, "drain_seconds": round(end - begin, 2), "longest_gap_seconds": gap,
-        "writes_around": around}
+        judge_gap(told, begin, end), judge_errors(told),
+    ], {"exit": done.returncode, "drain_seconds": round(end - begin, 2),
+        "longest_gap_seconds": told.longest_gap_seconds(), "writes_around": around(told, begin, end)}
+
+
+def around(told: Told, begin: float, end: float) -> int:
+    """How many writes were acknowledged around the drain."""
+    return sum(begin - AROUND_SECONDS <= at <= end + AROUND_SECONDS for at in told.acknowledged.values())
+
+
+def judge_gap(told: Told, begin: float, end: float) -> Verdict:
+    """Enough was written around the drain, and it stood still for less than two seconds."""
+    gap, count = told.longest_gap_seconds(), around(told, begin, end)
+    return Verdict("gap", gap < GAP_SECONDS_MAX and count >= WRITES_AROUND_MIN,
+                   f"longest between acknowledged writes {gap} s; {count} of them around the drain")
+
+
+def judge_errors(told: Told) -> Verdict:
+    """No client was told an error, or lost its connection: none of them has a transaction open."""
+    unknown, lost = told.total("unknown"), told.total("disconnects")
+    return Verdict("errors", (told.errors, unknown, lost) == ({}, 0, 0),
+                   f"of {WRITERS} clients outside open transactions: {told.errors or 'none'}, unknown "
+                   f"{unknown}, connections lost {lost}")
 
 
 # ---- the end
