@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from pooler.errors import BackendLost, NoPermit, PoolerError
 from pooler.net.dial import DialFailed
 from pooler.net.facts import facts_and_query, session_facts
 from pooler.observe.events import Event
+from pooler.pool.duty import BackendUnfit
 from pooler.pool.opener import OpenPlan, open_session
 from pooler.pool.places import Turn
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 RETRY_FIRST_SECONDS = 0.25
 RESERVE_WAIT_SECONDS = 5.0
+UNFIT_SECONDS = 10.0  # what was met longer ago says nothing of now: somebody has to try again
 GIVES_WAY = "another login of its user waits"
 
 log = structlog.get_logger()
@@ -33,6 +36,7 @@ class Growth:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.last_error: PoolerError | None = None  # why nothing could be opened, while that holds
+        self._failed_at = -inf
         self._permanent = False  # trying again soon is of no use: waiters are answered at once
         self._retry_seconds = 0.0
         self._retry_at = 0.0
@@ -49,6 +53,15 @@ class Growth:
     def is_pausing(self, now: float) -> bool:
         """Whether none is tried at present, for the last failed."""
         return now < self._retry_at
+
+    def unfit(self, now: float, *, has_sessions: bool) -> str:
+        """Why the server is not fit to serve, by what the openings of late met there: it is not what it has
+        to be, or it lets nobody in where there is no session (`has_sessions`: of any pool). Or empty."""
+        error = self.last_error
+        if error is None or self._permanent or now - self._failed_at > UNFIT_SECONDS:
+            return ""
+        says_so = BackendUnfit if has_sessions else BackendLost | DialFailed
+        return str(error) if isinstance(error, says_so) else ""
 
     def forget(self) -> None:
         """Another backend serves now, or an operator says so: what failed is tried again at once."""
@@ -172,7 +185,7 @@ class Growth:
         retry_max = plan.settings.server_login_retry_seconds
         self._retry_seconds = min(retry_max, self._retry_seconds * 2 or RETRY_FIRST_SECONDS)
         self._retry_at = monotonic() + (retry_max if permanent else self._retry_seconds)
-        self.last_error, self._permanent = error, permanent
+        self.last_error, self._permanent, self._failed_at = error, permanent, monotonic()
         self._pool.promises.none_left()
         log.warning(Event.SESSION_OPEN_FAILED, database=plan.name, user=plan.user, reason=str(error))
         if permanent:

@@ -138,7 +138,10 @@ class Figures:
             return f"epoch {view.epoch} of {db} drains"
         if role == "write" and view.backend is not None and view.backend.in_recovery:
             return f"the backend of {db} is in recovery"
-        return ""
+        pools = [pool for pool in self._registry.pools.values() if pool.plan.ledger == db]
+        served = any(pool.core.idle or pool.core.active for pool in pools)
+        found = (pool.growth.unfit(monotonic(), has_sessions=served) for pool in pools)
+        return next(filter(None, found), "")
 
     def status(self) -> dict[str, Any]:
         """Figures for `fleet status`."""
