@@ -36,6 +36,7 @@ from coordinator.ledger.rules import (
     Reassert,
     Refused,
     Release,
+    Relocate,
     Terminating,
     Unknown,
     decide,
@@ -120,9 +121,12 @@ class Production:
 
     def __init__(
         self, owners: tuple[int, ...], slots: int = 1, tamper: Tamper | None = None,
-        blind: Blind | None = None,
+        blind: Blind | None = None, *, moves: bool = False,
+        siblings: bool = False,
     ) -> None:
         self.owners = owners
+        self.moves = moves
+        self.siblings = siblings
         self.slots = slots
         self._tamper = tamper or (lambda op, txn: txn)
         self._blind = blind
@@ -140,7 +144,11 @@ class Production:
         self.turned_txn = cache(self._turned_txn)
 
     def permit(self, request: int, slot: int) -> Permit:
-        return Permit(Kind.MAIN, slot, GENERATION + request)
+        return Permit(Kind.MAIN, slot, self.generation(request))
+
+    def generation(self, request: int) -> int:
+        """The create revision of its receipt."""
+        return GENERATION if self.siblings else GENERATION + request
 
     def _where(self, slots: tuple[int, ...]) -> tuple[int, ...]:
         """Which slot each request holds, or FREE. Raises ValueError if it holds two."""
@@ -149,6 +157,10 @@ class Production:
             raise ValueError("a request holds two slots")
         holders = [FREE if value == FREE else self.request_of[value] for value in slots]
         return tuple(holders.index(r) if r in holders else FREE for r in range(len(self.owners)))
+
+    def _seat(self, request: int, slot: int) -> int:
+        """Where sessions move, the seat is not the slot's: another may have the slot that one has left."""
+        return request if self.moves else slot
 
     # ---- production decisions
 
@@ -183,6 +195,9 @@ class Production:
                 return MarkOwnerGone(permit)
             case "reassert":
                 return Reassert(permit)
+            case "relocate":
+                head = _founded(self.slots).entries[KEYS.ledger()]
+                return Relocate(permit, Kind.MAIN, 0, head.mod_revision)
             case "terminating":
                 return Terminating(permit, seen_revision=SLOT)
             case "release":
@@ -204,10 +219,11 @@ class Production:
         window = window_at(KEYS, Kind.MAIN, self.slots, slot, 0)
         outcome = keyspace.txn(reading(*grounds_reads(wish, KEYS, limits, window)))
         assert isinstance(outcome, Lost)
-        plan = plan_reservation(wish, grounds_from(outcome.reads, limits, window), KEYS, now_us=0, home=slot)
+        seat = self._seat(op.request, slot)
+        plan = plan_reservation(wish, grounds_from(outcome.reads, limits, window), KEYS, now_us=0, home=seat)
         assert isinstance(plan, Plan)
-        assert plan.session.slot == plan.session.seat == slot
-        return plan.txn
+        assert (plan.session.slot, plan.session.seat) == (slot, seat)
+        return _with_sibling(plan) if self.siblings else plan.txn
 
     def hopeless(self, txn: int, kind: str) -> bool:
         """It compares the revision of its slot (`session`) or of a registration (`worker`), which is over."""
@@ -255,7 +271,7 @@ class Production:
                 keyspace.entries |= {entry.key: entry, seat: Entry(seat, raw, SLOT, SLOT)}
         for request, receipt in enumerate(image.receipts):
             if receipt:
-                key, made = KEYS.receipt(f"r{request}"), GENERATION + request
+                key, made = KEYS.receipt(f"r{request}"), self.generation(request)
                 raw = Receipt(Kind.MAIN, 0, voided=receipt == 2).encode()
                 keyspace.entries[key] = Entry(key, raw, made, made)
         keyspace.revision = SLOT
@@ -263,7 +279,7 @@ class Production:
 
     def entry(self, value: int) -> Entry:
         """The slot's key with this value; one still as reserved has its receipt's revision."""
-        raw, created = self._values[value], GENERATION + self.request_of[value]
+        raw, created = self._values[value], self.generation(self.request_of[value])
         stored = Session.decode(raw)
         key = KEYS.session(Kind.MAIN, stored.slot)
         return Entry(key, raw, created, SLOT if stored.generation else created)
@@ -293,8 +309,8 @@ class Production:
         request = turn.request(self.request_of[value])
         slot, owner = turn.slot(stored.slot), OWNERS[self.owners[request]]
         moved = replace(
-            stored, slot=slot, seat=slot, owner=owner, request_id=f"r{request}",
-            generation=GENERATION + request if stored.generation else 0,
+            stored, slot=slot, seat=self._seat(request, slot), owner=owner, request_id=f"r{request}",
+            generation=self.generation(request) if stored.generation else 0,
             pid=stored.pid and pid_of(request),
             backend_start_us=stored.backend_start_us
             and stored.backend_start_us + request - self.request_of[value])
@@ -307,6 +323,14 @@ class Production:
         assert isinstance(made, int)
         assert not isinstance(made, Code)
         return made
+
+
+def _with_sibling(plan: Plan) -> Txn:
+    """The reservation as it is in a batch of both requests."""
+    put, *others = plan.txn.puts
+    assert put.key == KEYS.session(Kind.MAIN, plan.session.slot)
+    session = replace(plan.session, siblings=(1 - plan.session.slot,))
+    return replace(plan.txn, puts=(replace(put, value=session.encode()), *others))
 
 
 @cache

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.ledger.record import Session
-from coordinator.store.api import Compare, Put, Txn
+from coordinator.store.api import Compare, Field, Put, Txn
 from tests.model.image import Op, Tamper
 from tests.model.state import Config
 
 ONE_FAILS = Config(failing=(True, False))
+NOBODY_FAILS = Config(failing=(False, False))
+MOVES = replace(NOBODY_FAILS, slots=2, moves=True)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,23 @@ def _unbound(op: Op, txn: Txn) -> Txn:
         return txn
     free = _without("reserve", _on("worker"))(op, txn)
     return replace(free, puts=tuple(Put(each.key, each.value) for each in free.puts))
+
+
+def _half(**parts: tuple[()]) -> Tamper:
+    """A move of which only a part is sent."""
+    return lambda op, txn: replace(txn, **parts) if op.name == "relocate" else txn
+
+
+def _is_of_mod(compare: Compare) -> bool:
+    return "/session/" in compare.key and compare.field is Field.MOD
+
+
+def _is_of_create(compare: Compare) -> bool:
+    return "/session/" in compare.key and compare.field is Field.CREATE
+
+
+def _alone(op: Op, session: Session) -> Session:
+    return replace(session, siblings=()) if op.name == "relocate" else session
 
 
 def _never_terminating(op: Op, session: Session) -> Session:
@@ -92,5 +111,15 @@ MUTANTS: dict[str, Mutant] = {
     "unused not given back": Mutant(replace(ONE_FAILS, gives_back_unused=False), "heal"),
     "a silent attempt not called abandoned": Mutant(replace(ONE_FAILS, abandons=False), "heal"),
     "an unknown release taken for won": Mutant(replace(ONE_FAILS, settles_release=False), "heal"),
+    "a move without its compares": Mutant(
+        replace(MOVES, tamper=_without("relocate", _on("session"))), "I4"),
+    "a move into a slot that is not seen to be free": Mutant(
+        replace(MOVES, tamper=_without("relocate", _is_of_create)), "I4"),
+    "a move of a session that is not seen to be where it was": Mutant(
+        replace(MOVES, tamper=_without("relocate", _is_of_mod)), "I4"),
+    "a move that frees the high slot first": Mutant(replace(MOVES, tamper=_half(puts=())), "I2"),
+    "a move that leaves the high slot": Mutant(replace(MOVES, tamper=_half(deletes=())), "I4"),
+    "a moved permit told to be gone": Mutant(replace(MOVES, follows=False), "heal"),
+    "a move into a sibling's slot": Mutant(replace(MOVES, siblings=True, blind=_alone), "I2"),
     "no hello after a lost lease": Mutant(replace(ONE_FAILS, says_hello=False), "I4"),
 }

@@ -110,7 +110,8 @@ class Owners:
         elif phase != NONE and receipt:
             yield f"{name} reads: over", self._writes.moved(state, request, DONE), True, None
         elif phase != VOIDING and linked:
-            for slot in range(self._production.slots):  # wherever its coordinator begins to look
+            slots = (request,) if self._config.siblings else range(self._production.slots)
+            for slot in slots:  # wherever its coordinator begins to look
                 yield from self._writes.by_owner(
                     state, Op("reserve", request), won=HAVE, unknown=ASKED, heals=phase == ASKED, slot=slot)
         if phase == ASKED and not self._config.waits_for_receipt:

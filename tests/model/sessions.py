@@ -8,6 +8,7 @@ time, or not. The steps are in owners.py, server.py and reapers.py.
 from __future__ import annotations
 
 from tests.model.image import FREE, Image, Production
+from tests.model.moves import Moves
 from tests.model.owners import Owners
 from tests.model.reapers import Reapers
 from tests.model.server import Server
@@ -21,17 +22,19 @@ class Sessions:
     def __init__(self, config: Config, owners: tuple[int, ...] = (0, 1)) -> None:
         self.config = config
         self.owners = owners
-        self.production = Production(owners, config.slots, config.tamper, config.blind)
+        self.production = Production(owners, config.slots, config.tamper, config.blind, moves=config.moves,
+                                     siblings=config.siblings)
         self._writes = Writes(self.production, config)
         self._server = Server()
         self._owners = Owners(self._writes)
         self._reapers = Reapers(self._writes, self._server)
+        self._moves = Moves(self._writes)
 
     def initial(self) -> State:
         each = (0,) * len(self.owners)
         image = Image((FREE,) * self.config.slots, each, (1, 1), (0, 0))
         return State(image, (NONE,) * len(each), each, each, each, each, (1, 1), (0, 0),
-                     (NOTHING,) * len(each), (), 0)
+                     (NOTHING,) * len(each), (), 0, each if self.config.moves else ())
 
     def steps(self, state: State) -> Steps:
         for owner in (0, 1):
@@ -40,6 +43,8 @@ class Sessions:
             if state.alive[owner]:
                 yield from self._owners.request(state, request, owner)
             yield from self._server.process(state, request, owner)
+            if self.config.moves:
+                yield from self._moves.relocation(state, request)
         if self.config.restart:
             yield from self._server.restart(state)
         yield from self._reapers.owner_reaper(state)

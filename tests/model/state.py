@@ -34,6 +34,7 @@ class State(NamedTuple):
     reap: tuple[tuple[str, str], ...]  # per request: the backend reaper's evidence (stage, what) or NOTHING
     pipe: tuple[tuple[str, int, int, int], ...]  # writes on their way: what, request, slot, transaction
     restarts: int
+    names: tuple[int, ...] = ()  # per request: the slot that its owner knows it in; only where sessions move
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class Config:
     settles_release: bool = True
     waits_for_eof: bool = True
     says_hello: bool = True
+    moves: bool = False
+    siblings: bool = False  # both requests are granted together: one generation, each its own slot
+    follows: bool = True  # a moved session is found by the permit that it had
 
 
 T = TypeVar("T")

@@ -8,6 +8,8 @@ g(s) → g(t), both broken or neither, both good or neither. Then it is enough t
 orbit (at most four states): a violation, or a state that never heals, exists if and only if one of the
 explored states shows it. Traces are right up to renaming.
 
+Where sessions move (Config.moves) they go from the second slot to the first: then only owners are exchanged.
+
 Two things are not taken on trust. The renamed writes and values are not constructed but made by the
 production code for the other slot or owner (`Production.turned_txn`). And where the whole space can be
 explored, its states and transitions must be the sums over the orbits that were explored (`Weighed`).
@@ -30,7 +32,7 @@ class Reduced:
 
     def __init__(self, model: Sessions) -> None:
         self.model = model
-        self._slots = model.config.slots == 2
+        self._slots = model.config.slots == 2 and not model.config.moves  # they go to the first
         self._owners = model.config.failing[0] == model.config.failing[1] and model.owners == (0, 1)
         self.violation = model.violation
         self.is_good = model.is_good
@@ -87,7 +89,8 @@ class Reduced:
         return State(
             image, state.phases[::-1], state.procs[::-1], state.births[::-1], state.named[::-1],
             state.freed[::-1], state.alive[::-1], state.hello[::-1],
-            tuple(_seen_by_other(each) for each in state.reap[::-1]), pipe, state.restarts)
+            tuple(_seen_by_other(each) for each in state.reap[::-1]), pipe, state.restarts,
+            state.names[::-1])
 
 
 def _order(state: State) -> int:
@@ -95,7 +98,7 @@ def _order(state: State) -> int:
     image = state.image
     pairs: tuple[tuple[Any, ...], ...] = (
         state.phases, state.procs, image.receipts, image.keys, image.exits, state.alive, state.hello,
-        state.freed, state.births, state.named)
+        state.freed, state.births, state.named, state.names or (0, 0))
     for first, second in pairs:
         if first != second:
             return -1 if first < second else 1

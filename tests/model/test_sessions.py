@@ -18,7 +18,7 @@ from coordinator.store.api import Lost
 from tests.ledger.ground import FLEET, KEYS
 from tests.model.explorer import Explored, Explorer, Step
 from tests.model.image import Image
-from tests.model.mutants import MUTANTS, ONE_FAILS
+from tests.model.mutants import MOVES, MUTANTS, ONE_FAILS
 from tests.model.sessions import Sessions
 from tests.model.state import Config, State
 from tests.model.symmetry import Reduced, Weighed
@@ -55,6 +55,31 @@ def test_two_slots_and_two_owners_are_safe_and_every_permit_becomes_free() -> No
     weighed, found = explore_reduced(Config(slots=2) if IS_LONG else replace(ONE_FAILS, slots=2))
     assert found.sound, found
     assert weighed.states > (5_000_000 if IS_LONG else 600_000)
+
+
+def test_sessions_that_move_to_the_first_slot_are_safe_and_every_permit_becomes_free() -> None:
+    """Their owners hear late, or never; MODEL=long: and one of them may fail."""
+    _, found = explore(MOVES)
+    print(found)  # noqa: T201 - the figures of the run
+    assert found.sound, found
+    assert found.states > 100_000
+    weighed, reduced = explore_reduced(MOVES)
+    assert reduced.sound, reduced
+    assert (weighed.states, weighed.transitions) == (found.states, found.transitions)
+
+
+@pytest.mark.skipif(not IS_LONG, reason="MODEL=long")
+@pytest.mark.timeout(1_800)
+def test_sessions_that_move_are_safe_while_an_owner_fails_and_two_writes_are_late() -> None:
+    for config in (replace(MOVES, failing=(True, False)), replace(MOVES, pipe=2)):
+        _, found = explore(config)
+        print(found)  # noqa: T201 - the figures of the run
+        assert found.sound, found
+
+
+def test_permits_that_were_granted_together_never_take_each_others_place() -> None:
+    _, found = explore(replace(MOVES, siblings=True))
+    assert found.sound, found
 
 
 def test_two_slots_that_change_places_are_the_same_state() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from coordinator.ledger.rules import Code
 from coordinator.ledger.states import SessionState
 from tests.model.explorer import Step
-from tests.model.image import FREE, OWNERS, Op, Production
+from tests.model.image import FREE, OWNERS, Image, Op, Production
 from tests.model.state import (
     BACKEND,
     GONE,
@@ -21,6 +21,7 @@ from tests.model.state import (
 )
 
 Steps = Iterator[Step[State]]
+SAID_BY_OWNERS = frozenset(("connecting", "open", "closing", "unknown", "release", "reassert"))
 
 
 class Writes:
@@ -53,7 +54,30 @@ class Writes:
         changed = [slot for slot, value in enumerate(image.slots) if value != state.image.slots[slot]]
         if not changed:
             return state._replace(image=image), None
-        (slot,) = changed
+        if self._is_move(state.image.slots, image.slots):
+            return self._purged(state._replace(image=image), changed), None
+        for slot in changed:
+            state, bad = self._changed(state, image, slot)
+            if bad is not None:
+                return state._replace(image=image), bad
+        return self._purged(state._replace(image=image), changed), None
+
+    def _is_move(self, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+        """A session has left one slot for another that was free."""
+        if not self.config.moves or before[0] != FREE or after[0] == FREE:
+            return False
+        request = self._request(after[0])
+        return (request == self._request(before[1]) and after[1] == FREE
+                and self.production.sessions[after[0]].from_slot == 1)
+
+    def _purged(self, state: State, changed: list[int]) -> State:
+        """Without what is on its way and compares what these slots were."""
+        pipe = tuple(each for each in state.pipe
+                     if each[2] not in changed or not self.production.hopeless(each[3], "session"))
+        return state._replace(pipe=pipe)
+
+    def _changed(self, state: State, image: Image, slot: int) -> tuple[State, str | None]:
+        """What one slot's other value means for the request that had it, or has it."""
         before, after = self._request(state.image.slots[slot]), self._request(image.slots[slot])
         bad, freed, reap = None, state.freed, state.reap
         if before not in (FREE, after):
@@ -68,9 +92,13 @@ class Writes:
             bad = "I4: one request took two slots"
         if before != FREE and reap[before][0] not in ("", "terminate"):
             reap = put(reap, before, NOTHING)
-        pipe = tuple(each for each in state.pipe
-                     if each[2] != slot or not self.production.hopeless(each[3], "session"))
-        return state._replace(image=image, freed=freed, pipe=pipe, reap=reap), bad
+        names = state.names
+        if names and before != after:
+            if before != FREE and not self.config.siblings:  # with one, its name may be said again
+                names = put(names, before, 0)
+            if after != FREE:
+                names = put(names, after, slot)
+        return state._replace(freed=freed, reap=reap, names=names), bad
 
     def decide(self, state: State, op: Op, slot: int = FREE) -> int | Code | None:
         """The production's decision: on the slot that the request holds, or (reserve, void) on `slot`."""
@@ -78,10 +106,20 @@ class Writes:
             return self.production.decision(op, slot, FREE, False)
         on_record = state.image.exits[self.owners[op.request]] == 1
         held = self.slot_of(state, op.request)
+        if self.config.moves and op.name in SAID_BY_OWNERS and held not in (FREE, state.names[op.request]):
+            said = state.names[op.request]
+            answer = self.production.decision(op, said, state.image.slots[said], on_record)
+            if answer is not Code.GONE or not self.config.follows:
+                return answer
+            moved = self.production.sessions[state.image.slots[held]]
+            assert moved.moved_from == self.production.permit(op.request, said)
         if held != FREE:
             return self.production.decision(op, held, state.image.slots[held], on_record)
         for number, value in enumerate(state.image.slots):  # wherever it was: it stands there no more
-            if self.production.decision(op, number, value, on_record) is not Code.GONE:
+            answer = self.production.decision(op, number, value, on_record)
+            if self.config.siblings and number == state.names[op.request]:
+                return answer  # not gone: the other's, under the same name
+            if answer is not Code.GONE and not self.config.siblings:
                 raise AssertionError(f"{op} found a permit that is gone")
         return Code.GONE
 
