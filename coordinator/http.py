@@ -81,9 +81,9 @@ class _Scrape(Collector):
 
     def __init__(
         self, figures: Figures, views: Mapping[str, View], held: Mapping[str, LedgerSnapshot],
-        etcd: Health,
+        etcd: Health | None = None,
     ) -> None:
-        self._etcd = etcd
+        self._etcd = etcd or Health()
         self._figures = figures
         self._views = views
         self._held = held
@@ -186,7 +186,7 @@ def make_scrape(
 ) -> bytes:
     """/metrics in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(figures, views, held, etcd or Health()))
+    registry.register(_Scrape(figures, views, held, etcd))
     return generate_latest(registry)
 
 

@@ -111,7 +111,8 @@ def test_no_transaction_is_larger_than_etcd_takes(
         for number in range(owners):
             register(w.keyspace, f"w{number}")
         store = Counting(w)
-        asks = [ask(f"r{number}", f"w{random.randrange(owners)}", user=f"u{random.randrange(pools)}")
+        asks = [ask(f"r{number}", f"w{random.randrange(owners)}", seats=300,
+                    user=f"u{random.randrange(pools)}")
                 for number in range(count)]
         pending = await rounds(ledger_on(store), asks)
         assert all(isinstance(each.answer, Granted) for each in pending)
