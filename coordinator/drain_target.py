@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from coordinator.ledger.proofs import Look
-from coordinator.ledger.record import Epoch, EpochState
+from coordinator.ledger.record import Backend, Epoch, EpochState
 from coordinator.looks import Eyes, LookFailed
 
 
@@ -52,7 +52,7 @@ async def fit_target(epoch: Epoch, eyes: Eyes, order: Order) -> Look:
     """The target as it is. Raises Ended (UNFIT) if it is not fit; nothing has been changed then."""
     if epoch.state is EpochState.DRAINING:
         raise Ended(Code.UNFIT, f"epoch {epoch.number} is being drained already (--abort gives it up)")
-    look = await _look_at_target(eyes, order)
+    look = await _look_at_target(eyes, order, epoch)
     seen = look.backend
     known = epoch.backend.system_identifier or await _identifier_of(eyes, epoch.backend.address)
     if seen.system_identifier != known:
@@ -61,10 +61,22 @@ async def fit_target(epoch: Epoch, eyes: Eyes, order: Order) -> Look:
     at_once = order.switch_first or seen.address == epoch.backend.address
     if order.role == "write" and at_once and seen.in_recovery:
         raise Ended(Code.UNFIT, f"{seen.address} is in recovery: it cannot take writes")
+    if order.role == "write" and is_stale(epoch, seen):
+        raise Ended(Code.UNFIT, _stale(epoch, seen))
     return look
 
 
-async def _look_at_target(eyes: Eyes, order: Order) -> Look:
+def is_stale(epoch: Epoch, seen: Backend) -> bool:
+    """Whether it is a primary of before: another was promoted since, and what it took after that is lost."""
+    return not seen.in_recovery and seen.timeline < epoch.backend.timeline
+
+
+def _stale(epoch: Epoch, seen: Backend) -> str:
+    return (f"{seen.address} is a primary of before: it is on timeline {seen.timeline}, the epoch's backend "
+            f"on {epoch.backend.timeline}")
+
+
+async def _look_at_target(eyes: Eyes, order: Order, epoch: Epoch) -> Look:
     if order.target is not None:
         try:
             return await eyes.look(order.target)
@@ -77,9 +89,9 @@ async def _look_at_target(eyes: Eyes, order: Order) -> Look:
         except LookFailed as failed:
             faults.append(str(failed))
             continue
-        if order.role == "read" or not look.backend.in_recovery:
+        if order.role == "read" or not (look.backend.in_recovery or is_stale(epoch, look.backend)):
             return look
-        faults.append(f"{host}: is in recovery")
+        faults.append(f"{host}: is in recovery" if look.backend.in_recovery else _stale(epoch, look.backend))
     raise Ended(Code.UNFIT, f"no primary among the hosts: {'; '.join(faults)}")
 
 

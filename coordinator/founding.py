@@ -30,6 +30,7 @@ from coordinator.publishing import read_standing
 from coordinator.room import look_at_hosts
 from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Put, Store, Txn, absent
+from coordinator.topology import FIRST_START
 from coordinator.view import View
 
 ANSWER_SECONDS_MAX = 2.0  # of a host that nobody may look at, where there are others
@@ -96,7 +97,7 @@ class Founder:
             return False
         compares, puts = [], []
         if view.epoch is None:
-            epoch = Epoch(1, EpochState.ACTIVE, found.backend, self._now_us(), "first start")
+            epoch = Epoch(1, EpochState.ACTIVE, found.backend, self._now_us(), FIRST_START)
             compares.append(absent(keys.epoch()))
             puts.append(Put(keys.epoch(), epoch.encode()))
         if view.head is None:
@@ -126,7 +127,7 @@ class Founder:
                 faults.append(str(failed))
         writes = specs[0].role == "write"
         fit = [look for look in looks if not (writes and look.backend.in_recovery)]
-        fit.sort(key=lambda look: not look.backend.in_recovery)  # stable: hosts keep their order
+        fit.sort(key=_preference)  # stable: hosts keep their order
         if not fit:
             faults.extend(f"{look.backend.address}: is in recovery" for look in looks)
             self._say(Event.NO_BACKEND_FOUND, db, "; ".join(faults))
@@ -215,6 +216,11 @@ class Founder:
         if self._said.get((event, db)) != why:
             self._said[event, db] = why
             _log.warning(event, database=db, why=why)
+
+
+def _preference(look: Look) -> tuple[bool, int]:
+    """Standbys (where one is fit) come first; of several primaries the one that was promoted last."""
+    return not look.backend.in_recovery, 0 if look.backend.in_recovery else -look.backend.timeline
 
 
 def _ours(found: Found, specs: Sequence[DatabaseSpec]) -> int:

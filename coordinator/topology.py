@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from coordinator.ledger.record import Backend, Epoch, EpochState
 
 AGE_SECONDS_MAX = 5.0  # what was seen longer ago says nothing of now
+FIRST_START = "first start"  # as founding gives the reason of its epoch
+LAST_RESORT = "no standby answers; all there"  # in the reason of an epoch at a primary that is read from
 GONE_LOOKS_READ = 3  # looks in a row that failed before a read pool leaves: its clients lose what they run
 
 
@@ -193,7 +195,7 @@ def _decide_read(epoch: Epoch, looks: Mapping[str, Seen], lag_seconds_max: float
     gone = _is_gone(epoch, seen)
     why = gone or _too_late(here, seen, lag_seconds_max)
     is_primary = isinstance(seen, Glance) and not why and not seen.backend.in_recovery
-    if not why and not is_primary:
+    if not why and not (is_primary and _may_leave_primary(epoch)):
         return Stay()
     standbys, primaries = _readable(epoch, looks, lag_seconds_max)
     if standbys:
@@ -202,8 +204,13 @@ def _decide_read(epoch: Epoch, looks: Mapping[str, Seen], lag_seconds_max: float
     if is_primary:
         return Stay(f"{here} is a primary, and no standby is seen")
     if gone and primaries:
-        return Advance(primaries[0], f"{gone}; of the others only {primaries[0].address}, a primary, answers")
+        return Advance(primaries[0], f"{gone}; {LAST_RESORT} is {primaries[0].address}, a primary")
     return Nobody(why)
+
+
+def _may_leave_primary(epoch: Epoch) -> bool:
+    """It was taken for a standby, or for want of one: not where somebody ordered the drain to a primary."""
+    return epoch.backend.in_recovery or epoch.reason == FIRST_START or LAST_RESORT in epoch.reason
 
 
 def _is_gone(epoch: Epoch, seen: Seen | None) -> str:

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from coordinator.drain import DrainOutcome, drain
 from coordinator.drain_abort import abort
 from coordinator.drain_target import Code, Order
-from coordinator.ledger.record import EpochState
+from coordinator.ledger.record import Epoch, EpochState
 from coordinator.ledger.rules import Refused, Release
 from coordinator.ledger.states import Actor, Proof, SessionState
 from tests.coordinator.stage import DB, NO_FENCE, Server, Stage, stage
@@ -114,6 +114,21 @@ async def test_an_unfit_target_changes_nothing(
         outcome = await run(on)
         assert (outcome.code, on.keyspace.revision) == (Code.UNFIT, revision)
         assert text in outcome.text
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("switch_first", [True, False])
+async def test_a_primary_of_before_the_last_failover_is_never_drained_to(
+    tmp_path: Path, clock: MockClock, named: bool, switch_first: bool
+) -> None:
+    async with stage(tmp_path) as on:
+        now = replace(BACKEND, timeline=2)
+        await on.put(KEYS.epoch(), Epoch(1, EpochState.ACTIVE, now, 0, "test").encode())
+        on.eyes.servers = {STANDBY: Server(BACKEND)}
+        outcome = await run(on, target=STANDBY if named else None, hosts=(STANDBY, BACKEND.address),
+                            switch_first=switch_first)
+        assert (outcome.code, await stored_epoch(on)) == (Code.UNFIT, (1, "ACTIVE", BACKEND.address))
+        assert "is a primary of before: it is on timeline 1" in outcome.text
 
 
 async def test_switching_first_to_a_standby_in_recovery_is_unfit(tmp_path: Path, clock: MockClock) -> None:

@@ -87,6 +87,15 @@ async def test_a_policy_file_that_differs_is_reported_once_and_the_active_one_ho
     assert view.policy.server_session_permits == 4
 
 
+async def test_of_two_primaries_it_begins_at_the_one_that_was_promoted_last(tmp_path: Path) -> None:
+    start = Start(tmp_path, MemoryStore(), database())
+    start.eyes.servers[STANDBY] = Server(BACKEND)  # the first of the hosts, and stale
+    start.eyes.servers[BACKEND.address] = Server(replace(BACKEND, timeline=2))
+    view = await start.run()
+    assert view.epoch is not None
+    assert (view.epoch.backend.address, view.epoch.backend.timeline) == (BACKEND.address, 2)
+
+
 async def test_a_read_ledger_begins_at_a_standby_where_there_is_one(tmp_path: Path) -> None:
     view = await Start(tmp_path, MemoryStore(), database(role="read")).run()
     assert view.epoch is not None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coordinator.ledger.record import Backend, Epoch, EpochState
 from coordinator.topology import (
     AGE_SECONDS_MAX,
+    FIRST_START,
     GONE_LOOKS_READ,
     Advance,
     Cluster,
@@ -127,7 +128,7 @@ READ: dict[str, tuple[Backend, dict[str, Seen], float | None, str]] = {
         B, looks(b=saw(replace(B, system_identifier="9")), c=saw(C)), None, "to c"),
     "promoted": (B, looks(b=saw(B2), c=saw(C2)), 10.0, "to c"),
     "promoted and no standby left": (B, looks(b=saw(B2)), 10.0, "stay and say"),
-    "began at a primary and a standby came": (A, looks(a=saw(A), b=saw(B)), 10.0, "to b"),
+    "was ordered to a primary, and a standby is there": (A, looks(a=saw(A), b=saw(B)), 10.0, "stay"),
     "the nearest": (
         B, looks(b=LONG_GONE, c=saw(C, 3.0), d=saw(replace(C, address="d:5432"), 1.0)), None, "to d"),
 }
@@ -137,6 +138,15 @@ READ: dict[str, tuple[Backend, dict[str, Seen], float | None, str]] = {
 def test_a_standby_to_read_from(case: str) -> None:
     backend, seen, lag_max, expected = READ[case]
     assert told(decide("read", on(backend), seen, None, NOW, lag_seconds_max=lag_max)) == expected
+
+
+def test_a_primary_that_was_taken_for_want_of_a_standby_is_left_for_one() -> None:
+    resort = decide("read", on(B), looks(b=LONG_GONE, a=saw(A)), None, NOW)
+    assert isinstance(resort, Advance)
+    for reason in (resort.reason, FIRST_START):
+        epoch = replace(on(A), reason=reason)
+        assert told(decide("read", epoch, looks(a=saw(A), b=saw(B)), None, NOW)) == "to b"
+        assert told(decide("read", epoch, looks(a=saw(A)), None, NOW)) == "stay and say"
 
 
 @pytest.mark.parametrize("role", ["write", "read"])

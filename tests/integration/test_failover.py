@@ -187,8 +187,9 @@ def test_a_primary_that_falls_silent_is_left_and_its_sessions_keep_their_permits
     make_pair: MakePair, make_fleet: MakeFleet, etcd: Etcd
 ) -> None:
     pair = make_pair()
-    fleet = make_fleet(pair.database, etcd, permits=PERMITS, hosts=pair.hosts, more=MORE)
-    load, user = Load(fleet.dsn(), PERMITS // 2), pair.database.user  # room for as many again
+    fleet = make_fleet(pair.database, etcd, permits=PERMITS, hosts=pair.hosts, more=MORE,
+                       policy={"failoverPermits": PERMITS // 2})
+    load, user = Load(fleet.dsn()), pair.database.user  # more than there are sessions
     with load.running():
         wait_until(lambda: len(load.acknowledged) > 100, "the load runs", 30)
         signal_all(pair.primary, signal.SIGSTOP)
@@ -208,6 +209,30 @@ def test_a_primary_that_falls_silent_is_left_and_its_sessions_keep_their_permits
     assert set(load.faults) <= LOST
     assert set(load.acknowledged) <= tokens_at(pair.standby, pair.database.dbname)
     assert sessions_at(pair.primary, user) == 0
+
+
+@pytest.mark.timeout(240)
+def test_a_node_that_is_confirmed_off_gives_its_permits_back_without_coming_back(
+    make_pair: MakePair, make_fleet: MakeFleet, etcd: Etcd, tmp_path: Path
+) -> None:
+    pair, ran = make_pair(), tmp_path / "ran"
+    fence = f'echo "$POOLER_FENCE_ADDRESS" >> {ran}'  # what is stopped for good is as good as off
+    fleet = make_fleet(pair.database, etcd, permits=PERMITS, hosts=pair.hosts,
+                       more={**MORE, "failover": {"drain_timeout": "2s", "fence_command": fence}})
+    load = Load(fleet.dsn(), PERMITS // 2)
+    with load.running():
+        wait_until(lambda: len(load.acknowledged) > 100, "the load runs", 30)
+        signal_all(pair.primary, signal.SIGSTOP)
+        try:
+            pair.standby.promote()
+            wait_until(lambda: logged(fleet, "fence_confirmed"), "it is confirmed off", 30)
+            wait_until(lambda: states_of_epoch(fleet, 1) == set(), "nothing of it is left", 60)
+            freed = logged(fleet, "session_permit_released")
+            assert [each["proof"] for each in freed].count("fenced") >= 1
+            assert ran.read_text().split() == [pair.hosts[0]]
+        finally:
+            signal_all(pair.primary, signal.SIGKILL)
+    assert set(load.acknowledged) <= tokens_at(pair.standby, pair.database.dbname)
 
 
 READ_POLICY = """
