@@ -17,6 +17,7 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.ledger import Granted, Ledger, Voided
+from coordinator.ledger.limits import generation_for
 from coordinator.ledger.record import Kind, UnknownSchema
 from coordinator.ledger.reservation import Reserve
 from coordinator.ledger.rules import Code, Refused
@@ -67,7 +68,7 @@ class _Line:
     def __init__(self) -> None:
         self.queue = Queue()
         self.asks = Asks()
-        self.full: dict[Pool, tuple[Code, int]] = {}
+        self.full: dict[tuple[Pool, int], tuple[Code, int]] = {}  # with the generation that found none
         self.tried_at = 0
         self.doubtful = False  # an answer is missing: room may have been made or taken by it
         self.turns: dict[Waiter, _Turn] = {}
@@ -135,12 +136,14 @@ class Granting:
     async def _reserve(self, local: Local, db: str, ask: Reserve, deadline: float) -> Granted | Refused:
         line, pool = self._lines[db], Pool(db, ask.seats_of, ask.user, ask.kind)
         waits = deadline > trio.current_time() and ask.kind is Kind.MAIN  # nobody sheds any other for it
-        vain = line.queue.reason_before(pool) or (self._known_full(line, pool) if waits else None)
+        generation = self._generation_for(db, ask)
+        vain = line.queue.reason_before(pool, generation) or (
+            self._known_full(line, pool, generation) if waits else None)
         outcome: Granted | Refused = Refused(vain or Code.FULL, _BEHIND.get(vain, "others wait already"))
         if vain is None:
             outcome = await self._try(line, pool, ask, deadline)
         if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and waits:
-            waiter = Waiter(local.boot_id, pool, outcome.code)
+            waiter = Waiter(local.boot_id, pool, outcome.code, generation)
             outcome = await self._wait(line, waiter, ask, deadline, outcome)
         return outcome
 
@@ -154,9 +157,14 @@ class Granting:
         local.requests[ask.request_id] = (db, granted.permit)
         _log.debug(Event.PERMIT_RESERVED, database=db, permit=str(granted.permit), worker=local.boot_id)
 
-    def _known_full(self, line: _Line, pool: Pool) -> Code | None:
+    def _generation_for(self, db: str, ask: Reserve) -> int:
+        """Which policy generation decides it: of two, one may have room where the other has none."""
+        alias = self._views.views[db].alias
+        return generation_for(alias, ask.request_id, ask.kind) if alias is not None else 0
+
+    def _known_full(self, line: _Line, pool: Pool, generation: int) -> Code | None:
         """Why another try of this pool would be in vain, if that is known."""
-        code, revision = line.full.get(pool, (None, 0))
+        code, revision = line.full.get((pool, generation), (None, 0))
         return code if revision == self._views.views[pool.db].revision else None
 
     async def _try(self, line: _Line, pool: Pool, ask: Reserve, deadline: float) -> Granted | Refused:
@@ -169,7 +177,7 @@ class Granting:
             outcome = await self._ledgers[pool.db].reserve(ask)
         if isinstance(outcome, Refused):
             if outcome.code in NO_ROOM and stirred is line.stirred and not stirred.is_set():
-                line.full[pool] = (outcome.code, view.revision)
+                line.full[pool, self._generation_for(pool.db, ask)] = (outcome.code, view.revision)
             if outcome.code not in NO_ROOM or not outcome.settled:
                 line.full.clear()
                 line.doubtful = True

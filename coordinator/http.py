@@ -116,6 +116,8 @@ class _Scrape(Collector):
                   {db: int(view.state in ("LOST", "RECOVERING")) for db, view in self._views.items()})
         yield _by(GaugeMetricFamily, "pooler_ledger_epoch", "Backend epoch", "database",
                   {db: view.epoch.number for db, view in self._views.items() if view.epoch})
+        yield _by(GaugeMetricFamily, "pooler_policy_generation", "The policy generation that grants",
+                  "database", {db: view.policy.generation for db, view in self._views.items() if view.policy})
         yield from health_metrics(self._etcd)
         yield self._permits()
         yield self._slots()

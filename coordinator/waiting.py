@@ -40,11 +40,13 @@ class Holding:
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """One reservation that could not be made yet. `reason`: the last refusal."""
+    """One reservation that could not be made yet. `reason`: the last refusal; `generation`: the policy that
+    decides it, while a takeover shares the requests out among two."""
 
     boot_id: str
     pool: Pool
     reason: Code
+    generation: int = 0
 
     @property
     def holding(self) -> Holding:
@@ -114,9 +116,11 @@ class Queue:
     def leave(self, waiter: Waiter) -> None:
         self._waiters.pop(waiter, None)
 
-    def reason_before(self, pool: Pool) -> Code | None:
-        """What those wait for whom a newcomer of this pool may not overtake; None: there are none."""
-        return next((w.reason for w in self._waiters if w.pool.kind is pool.kind
+    def reason_before(self, pool: Pool, generation: int = 0) -> Code | None:
+        """What those wait for whom a newcomer of this pool may not overtake; None: there are none. Whom
+        another policy generation refuses holds nobody up whom this one may grant."""
+        return next((w.reason for w in self._waiters
+                     if w.pool.kind is pool.kind and w.generation == generation
                      and (w.reason is not Code.SEATS_FULL or w.pool == pool)), None)
 
 
@@ -124,18 +128,18 @@ class Queue:
 class Round:
     """One pass over a queue after something changed: who may still try in it."""
 
-    stopped: bool = False
+    stopped: set[int] = field(default_factory=set)  # policy generations
     full_pools: set[Pool] = field(default_factory=set)
 
     def may_try(self, waiter: Waiter) -> bool:
-        return not self.stopped and waiter.pool not in self.full_pools
+        return waiter.generation not in self.stopped and waiter.pool not in self.full_pools
 
     def refused(self, waiter: Waiter, code: Code) -> None:
         """This waiter tried in vain: what that says of those behind it."""
         if code is Code.SEATS_FULL:
             self.full_pools.add(waiter.pool)
         else:
-            self.stopped = True
+            self.stopped.add(waiter.generation)
 
 
 def choose_shed(

@@ -186,6 +186,8 @@ def _worker_metrics(worker: WorkerStatistics) -> Iterator[Metric]:
     yield _counter("permits_unknown", "Permits given up without proof.", worker.permits_unknown)
     yield _by("permits", "Session permits held, by state.", "state", worker.permits, GaugeMetricFamily)
     yield _by("epoch_number", "The backend epoch served.", "ledger", worker.epochs, GaugeMetricFamily)
+    yield _by("policy_generation", "The policy generation that grants.", "ledger",
+              worker.policy_generations, GaugeMetricFamily)
     reachable = {ledger: int(up) for ledger, up in worker.ledger_reachable.items()}
     yield _by("ledger_reachable", "1 while it answers.", "ledger", reachable, GaugeMetricFamily)
     yield _by("permits_refused", "Permits refused.", "reason", worker.permits_refused, CounterMetricFamily)

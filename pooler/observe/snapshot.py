@@ -197,6 +197,7 @@ class WorkerStatistics:
     links_lost: int = 0
     ledger_reachable: Mapping[str, bool] = field(default_factory=dict)
     epochs: Mapping[str, int] = field(default_factory=dict)
+    policy_generations: Mapping[str, int] = field(default_factory=dict)
     permits: Mapping[str, int] = field(default_factory=dict)  # by state
     permits_granted: int = 0
     permits_refused: Mapping[str, int] = field(default_factory=dict)  # by reason

@@ -41,6 +41,11 @@ class LedgerView:
         )
 
     @property
+    def policy_generation(self) -> int:
+        """The one that grants; 0: none is known."""
+        return int(self.policy.get("generation") or 0)
+
+    @property
     def serving(self) -> bool:
         """Its epoch has a backend and does not drain: tickets may be granted sessions."""
         return self.epoch > 0 and self.epoch_state == EpochState.ACTIVE

@@ -73,6 +73,7 @@ class Figures:
             link_up=ledger.linked, links_lost=ledger.links_lost_total,
             ledger_reachable={db: view.reachable for db, view in views.items()},
             epochs={db: view.epoch for db, view in views.items()},
+            policy_generations={db: view.policy_generation for db, view in views.items()},
             permits=ledger.held, permits_granted=ledger.granted_total,
             permits_refused=ledger.refused_total, permits_gone=ledger.permits_gone_total,
             permits_unknown=ledger.unknown_total)

@@ -111,3 +111,15 @@ def test_the_oldest_comes_first_and_one_that_left_is_skipped() -> None:
     queue.leave(first)
     queue.leave(first)
     assert list(queue) == [second]
+
+
+def test_whom_one_policy_generation_refuses_holds_up_nobody_of_another() -> None:
+    """In a takeover each request is decided by one of two: one may have room where the other has none."""
+    queue, this = Queue(), Round()
+    refused, other = Waiter("A", POOL, Code.FULL, generation=1), Waiter("A", POOL, Code.FULL, generation=2)
+    queue.join(refused)
+    assert queue.reason_before(POOL, 1) is Code.FULL
+    assert queue.reason_before(POOL, 2) is None
+    this.refused(refused, Code.FULL)
+    assert not this.may_try(refused)
+    assert this.may_try(other)
