@@ -37,7 +37,10 @@ def is_high(permit: Permit, limits: Limits, *, failover: bool) -> bool:
 
 
 def find_excess(snapshot: LedgerSnapshot) -> Excess:
-    """Lowest slots first; nothing while the ledger is not ACTIVE, or no policy says how many slots it has."""
+    """Lowest slots first, after those of sessions that may not go to every slot.
+
+    Nothing while the ledger is not ACTIVE, or no policy says how many slots it has.
+    """
     head, limits, epoch = snapshot.head, snapshot.active_limits, snapshot.epoch
     if head is None or head.state is not LedgerState.ACTIVE or limits is None or epoch is None:
         return Excess()
@@ -47,7 +50,7 @@ def find_excess(snapshot: LedgerSnapshot) -> Excess:
         held = [each.session for each in snapshot.held(kind)]
         taken = {each.slot for each in held}
         free = [slot for slot in range(limits.usable(kind, epoch.failover)) if slot not in taken]
-        for session in sorted(held, key=lambda each: each.slot):
+        for session in sorted(held, key=lambda each: (not each.siblings, each.slot)):
             high = is_high(session.permit, limits, failover=epoch.failover)
             if not _goes(session, snapshot) or not (high or _is_withdrawn(session, snapshot)):
                 continue

@@ -330,6 +330,11 @@ def test_a_sibling_of_the_free_slot_takes_the_next() -> None:
     assert as_slots(found) == ({6: 1, 7: 0}, [])
 
 
+def test_who_may_go_to_few_slots_chooses_before_those_who_may_go_to_all() -> None:
+    found = find_excess(snapshot_of(*main(6), *main(7, siblings=(9,)), limits=Limits(2)))
+    assert as_slots(found) == ({7: 0, 6: 1}, [])
+
+
 def test_replication_connections_move_and_are_never_given_up_and_those_of_commands_stay() -> None:
     replication = [replace(each, kind=REPLICATION) for each in main(3, 4)]
     admin = [replace(each, kind=ADMIN) for each in main(3)]
