@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice, takewhile
 
 from coordinator.ledger.access import Access, first
 from coordinator.ledger.answers import Granted
@@ -255,12 +256,16 @@ class Reserving:
 
 
 def _wave(waiting: Sequence[Pending]) -> Sequence[Pending]:
-    """The first, and those behind it that may share a transaction with it."""
+    """The first, and those right behind it that may share a transaction with it: nobody is left out of it
+    for one who came later, for they may want the last seat of the same pool."""
     first_one = waiting[0]
     if first_one.losses >= LOSSES_TOGETHER:
         return waiting[:1]
-    return [each for each in waiting
-            if each.ask.kind is first_one.ask.kind and each.losses < LOSSES_TOGETHER][:RESERVATIONS_MAX]
+
+    def goes_along(each: Pending) -> bool:
+        return each.ask.kind is first_one.ask.kind and each.losses < LOSSES_TOGETHER
+
+    return tuple(islice(takewhile(goes_along, waiting), RESERVATIONS_MAX))
 
 
 def _answer_all(pending: Sequence[Pending], answer: Refused | Exception) -> None:
