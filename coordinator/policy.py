@@ -298,15 +298,12 @@ def _contradictions(policy: Policy) -> list[str]:
 class _Fields:
     """One map of the document: reads each field, notes what is wrong and goes on with a stand-in."""
 
-    def __init__(self, path: str, values: Mapping[str, Any], faults: list[str]) -> None:
+    def __init__(self, path: str, values: Mapping[str, Any], faults: list[str], last: str = "") -> None:
         self._path = path
+        self.last = last  # its own name in the map around it: one with dots in it is no path
         self._values = values
         self._known: list[str] = []
         self.faults = faults
-
-    @property
-    def last(self) -> str:
-        return self._path.rpartition(".")[2]
 
     def _at(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
@@ -372,7 +369,7 @@ class _Fields:
         if not isinstance(value, dict):
             self._fault(name, "is not a map of fields")
             return None
-        return _Fields(self._at(name), value, self.faults)
+        return _Fields(self._at(name), value, self.faults, name)
 
     def maps(self, name: str, *, required: bool = False) -> list[_Fields]:
         """The maps by name under `name`."""
@@ -381,8 +378,14 @@ class _Fields:
             if required:
                 self._fault(name, "needs at least one entry")
             return []
-        found = [values.map(str(each)) for each in values._values]
-        return [each for each in found if each is not None]
+        return [each for key, value in values._values.items()
+                if (each := values._named(str(key), value)) is not None]
+
+    def _named(self, name: str, value: Any) -> _Fields | None:
+        if not isinstance(value, dict):
+            self._fault(name, "is not a map of fields")
+            return None
+        return _Fields(self._at(name), value, self.faults, name)
 
     def close(self) -> None:
         """Names what is not a field of this map, with the nearest that is."""

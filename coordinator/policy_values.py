@@ -100,7 +100,8 @@ def _is_given(path: str, document: Mapping[str, Any]) -> bool:
     while rest:
         if not isinstance(at, Mapping):
             return False
-        here = next((str(key) for key in at if rest == str(key) or rest.startswith(f"{key}.")), None)
+        fitting = [str(key) for key in at if rest == str(key) or rest.startswith(f"{key}.")]
+        here = max(fitting, key=len, default=None)
         if here is None:
             return False
         at = next(value for key, value in at.items() if str(key) == here)

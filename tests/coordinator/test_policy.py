@@ -122,3 +122,13 @@ def test_a_duration_needs_its_unit(text: object, seconds: float | None) -> None:
 def test_what_is_no_map_is_refused(text: str) -> None:
     with pytest.raises(PolicyRefused):
         load_policy(text)
+
+
+def test_classes_and_tenants_are_told_apart_by_their_whole_names() -> None:
+    text = DOCUMENT.replace("interactive:", "day.web:").replace("batch:", "night.web:")
+    text += "tenants: {7: {weight: 2}}"
+    policy, _ = load_policy(text)
+    assert [*policy.classes] == ["day.web", "night.web"]
+    assert policy.tenants["7"].weight == 2
+    with pytest.raises(PolicyRefused, match=r"tenants\.x: is not a map of fields"):
+        load_policy(DOCUMENT + "tenants: {x: 1}")
