@@ -76,6 +76,13 @@ def test_sessions_and_permits_are_one_to_one(
     assert judge.judge_permits([server(*sessions)], history, TAG).held is held
 
 
+def test_a_session_that_was_moved_to_another_slot_is_the_one_that_was_born_in_the_first() -> None:
+    moved = replace(permit(SessionState.OPEN, 0), from_kind="main", from_slot=3)
+    history = [*tenure(slot=3), Seen(3.0, 3, "/slot/0", moved), Seen(4.0, 4, "/slot/0", None)]
+    assert judge.judge_permits([server(interval(1, 4, slot=3))], history, TAG).held
+    assert not judge.judge_permits([server(interval(1, 4, slot=0))], history, TAG).held
+
+
 def writes(**changes: object) -> Writes:
     base = Writes({"a": 1.0, "b": 2.0}, frozenset({"u"}), frozenset({"r"}), {"a": 1, "b": 1, "u": 1})
     return replace(base, **changes)  # type: ignore[arg-type]

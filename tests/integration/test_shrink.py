@@ -3,6 +3,9 @@ falls idle, nobody gets one beyond what is left, and no client notices."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -166,6 +169,11 @@ def fill(fleet: RunningFleet, policy: Policy) -> dict[int, int]:
     return sessions
 
 
+def coordinator_pid(fleet: RunningFleet) -> int:
+    status = json.loads(fleet.fleet.command("fleet", "status", "--json").stdout)
+    return next(int(each["pid"]) for each in status["processes"] if each["role"] == "coordinator")
+
+
 def end(fleet: RunningFleet, *pids: int) -> None:
     """The server ends these sessions."""
     with psycopg.connect(fleet.database.dsn(), autocommit=True) as connection:
@@ -255,3 +263,26 @@ def test_under_constant_traffic_the_rest_goes_as_it_falls_idle_and_it_grows_agai
     log = fleet.fleet.log.read_text()
     assert "session_permit_gone" not in log
     wait_until(lambda: audit_is_clean(fleet), "the audit is clean at the end", 30)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("killed", ["coordinator", "worker"])
+def test_who_is_killed_in_the_middle_of_it_leaves_nothing_behind(
+    start: Callable[[], tuple[RunningFleet, Policy]], killed: str
+) -> None:
+    fleet, policy = start()
+    load = Load(fleet, CLIENTS)
+    with load.running():
+        wait_until(lambda: len(policy.sessions()) == PERMITS, "every permit is in use", 30)
+        end(fleet, *list(policy.sessions().values())[:2])  # room for some to move to
+        policy.shrink(5)
+        if killed == "worker":
+            fleet.kill_worker(0)
+        else:
+            os.kill(coordinator_pid(fleet), signal.SIGKILL)
+        wait_until(lambda: max(policy.sessions()) < 5, "the high slots are left", 60)
+        wait_until(lambda: len(server_pids(fleet)) <= 5, "no more than 5 sessions", 10)
+    wait_until(lambda: audit_is_clean(fleet), "the audit is clean", 60)
+    lost = [fault for fault in load.faults if "terminating connection" not in fault]
+    assert killed == "worker" or lost == []
+    assert "session_permit_gone" not in fleet.fleet.log.read_text()
