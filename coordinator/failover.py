@@ -52,6 +52,10 @@ class Failover:
         """By database: what is wrong with its backend, or to be known of it."""
         return self._following.reasons()
 
+    def unfit(self) -> frozenset[str]:
+        """Databases whose backend cannot serve as it should, with nobody seen that could."""
+        return self._following.unfit()
+
     async def lead(self, fence: Compare) -> None:
         """For as long as this coordinator leads."""
         async with trio.open_nursery() as nursery:

@@ -98,6 +98,10 @@ class Following:
         return {db: followed.said.reason for db, followed in self._followed.items()
                 if not isinstance(followed.said, Advance) and followed.said.reason}
 
+    def unfit(self) -> frozenset[str]:
+        """Databases whose backend cannot serve as it should, with nobody seen that could."""
+        return frozenset(db for db, followed in self._followed.items() if isinstance(followed.said, Nobody))
+
     async def lead(self, fence: Compare) -> None:
         """Follows for as long as this coordinator leads."""
         try:

@@ -61,7 +61,7 @@ class Figures:
         unknown_age_seconds: Mapping[str, float], unknown_old: Mapping[str, int],
         released: Mapping[str, int], requests: Mapping[str, int], no_room: Sequence[str] = (),
         alerts: Sequence[tuple[Alert, float]] = (), census: Sequence[Census] = (),
-        eaten: frozenset[str] = frozenset(),
+        eaten: frozenset[str] = frozenset(), unfit: frozenset[str] = frozenset(),
     ) -> None:
         self.leading = leading
         self.workers_linked = workers_linked
@@ -73,6 +73,7 @@ class Figures:
         self.no_room = no_room
         self.alerts = alerts  # with their ages in seconds
         self.census = census
+        self.unfit = unfit  # ledgers whose backend cannot serve, with nobody to go to
         self.eaten = eaten  # nodes at which the admin reserve is not whole
 
 
@@ -118,6 +119,12 @@ class _Scrape(Collector):
                   {db: view.epoch.number for db, view in self._views.items() if view.epoch})
         yield _by(GaugeMetricFamily, "pooler_policy_generation", "The policy generation that grants",
                   "database", {db: view.policy.generation for db, view in self._views.items() if view.policy})
+        yield _by(GaugeMetricFamily, "pooler_backend_unfit",
+                  "1 while a ledger's backend cannot serve as it should and nobody else can (leader)",
+                  "database", {db: int(db in figures.unfit) for db in self._views if figures.leading})
+        yield _by(GaugeMetricFamily, "pooler_ledger_failover",
+                  "1 while sessions of before an unplanned failover are not proven gone", "database",
+                  {db: int(view.epoch.failover) for db, view in self._views.items() if view.epoch})
         yield from health_metrics(self._etcd)
         yield self._permits()
         yield self._slots()

@@ -204,6 +204,7 @@ class Coordinator:
             unknown_old=backends.unknown_old if leading else {}, no_room=tuple(self.room.crowded),
             requests=getattr(self.store, "requests", {}), alerts=self._alerts(),
             census=tuple(self.counting.census.values()), eaten=self.counting.eaten,
+            unfit=self.failover.unfit(),
         )
 
     def _alerts(self) -> list[tuple[Alert, float]]:

@@ -84,11 +84,11 @@ async def test_where_nobody_can_serve_it_is_told_once_and_again_when_it_is_over(
             primary_dies(on)
             for _ in range(3):
                 await on.follow()
-            assert list(on.following.reasons()) == [DB]
+            assert (list(on.following.reasons()), on.following.unfit()) == ([DB], {DB})
             on.nodes.at[A.address] = Node(A)
             await on.follow()
             await on.follow()
-        assert on.following.reasons() == {}
+        assert (on.following.reasons(), on.following.unfit()) == ({}, frozenset())
         told = [each["event"] for each in logs if each["event"].startswith("backend_")]
         assert told == ["backend_unfit", "backend_fit"]
         assert set(on.nodes.closed) == {B.address, C.address}

@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,80 @@ def test_a_read_pool_goes_from_standby_to_standby_as_they_fall_behind_or_are_pro
         moves = [(each["before"], each["backend"]) for each in logged(fleet, "epoch_failed_over")]
         first, second = replicas["hosts"]
         assert moves == [(first, second), (second, first)]
+
+
+class Rest:
+    """Patroni's REST interface as far as it is asked: the cluster, with the leader that a test names."""
+
+    def __init__(self, members: Mapping[str, int]) -> None:
+        self.leader = next(iter(members))
+        rest = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = [{"name": name, "role": "leader" if name == rest.leader else "replica",
+                          "host": "127.0.0.1", "port": port} for name, port in members.items()]
+                body = json.dumps({"members": found}).encode()
+                self.send_response(200 if self.path == "/cluster" else 404)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def running(self) -> Iterator[Rest]:
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            thread.join()
+            self._server.server_close()
+
+
+@pytest.mark.timeout(240)
+def test_of_two_primaries_the_one_that_patroni_names_serves_and_nobody_loses_a_transaction(
+    make_pair: MakePair, make_fleet: MakeFleet, etcd: Etcd
+) -> None:
+    pair = make_pair()
+    members = {"a": pair.primary.port, "b": pair.standby.port}
+    with Rest(members).running() as rest:
+        fleet = make_fleet(pair.database, etcd, permits=PERMITS, hosts=pair.hosts, more={
+            **MORE, "failover": {"drain_timeout": "5s", "detect": "patroni", "patroni": [rest.url]}})
+        with psycopg.connect(fleet.dsn(), autocommit=True) as client:
+            client.execute("select 1")
+            pair.standby.promote()
+            client.execute("select 1")
+            assert not logged(fleet, "epoch_failed_over")
+            rest.leader = "b"
+
+            def is_at_the_other() -> bool:
+                return client.execute("select inet_server_port()").fetchone() == (pair.standby.port,)
+
+            wait_until(is_at_the_other, "it is served where Patroni says", 30)
+        [moved] = logged(fleet, "epoch_failed_over")
+        assert moved["why"] == f"Patroni names {pair.hosts[1]}; {pair.hosts[1]} was promoted"
+        wait_until(lambda: sessions_at(pair.primary, pair.database.user) == 0, "the old ones are closed", 30)
+
+
+@pytest.mark.timeout(240)
+def test_without_anybody_to_look_a_server_in_recovery_is_still_never_written_to(
+    make_pair: MakePair, make_fleet: MakeFleet, etcd: Etcd
+) -> None:
+    pair = make_pair()
+    dbname = pair.database.dbname
+    blind = {"hosts": [pair.hosts[1]], "dbname": dbname, "policy": f"policies/{dbname}.yaml"}
+    fleet = make_fleet(pair.database, etcd, more={
+        "databases": {dbname: blind}, "pool": {"query_wait_timeout": "3s"}})
+    with pytest.raises(psycopg.OperationalError), psycopg.connect(fleet.dsn()) as client:
+        client.execute("select 1")
+    [why, *_] = [each["reason"] for each in logged(fleet, "session_open_failed")]
+    assert why == f"server {pair.hosts[1]} is in recovery: it takes no writes"
+    assert sessions_at(pair.standby, pair.database.user) == 0
+    rows = shown(fleet)["permits"]
+    assert rows == []  # each attempt gave its permit back
