@@ -26,6 +26,7 @@ class Event(StrEnum):
     RECOVERY_WAITS = "recovery_waits"
     LEDGER_STRANGERS_AT_START = "ledger_strangers_at_start"
     POLICY_PUBLISHED = "policy_published"
+    POLICY_CHANGED = "policy_changed"
     POLICY_DIFFERS = "policy_differs"
     POLICY_REFUSED = "policy_refused"
     POLICY_OVER_SERVER = "policy_over_server"

@@ -161,6 +161,7 @@ class Sum:
     epoch: int
     oldest_unknown_seconds: float | None
     awaited: str
+    kept: int = 0  # of the free ones, for a failover
     frozen: str = ""  # by whom
 
     def line(self) -> str:
@@ -171,13 +172,24 @@ class Sum:
             waits = f", waits for {self.awaited}" if self.awaited else ""
             what = "oldest" if str(SessionState.UNKNOWN) in self.by_state else "oldest unknown"
             oldest = f" ({what} {self.oldest_unknown_seconds:.0f} s{waits})"
-        return (f"{self.slots} slots: {states + oldest + ', ' if states else ''}{self.free} free; "
+        kept = f" ({self.kept} of them for a failover)" if self.kept else ""
+        return (f"{self.slots} slots: {states + oldest + ', ' if states else ''}{self.free} free{kept}; "
                 f"reserve {self.reserve_held}/{self.reserve_slots}; epoch {self.epoch}"
                 + (f"; frozen by {self.frozen}" if self.frozen else ""))
 
 
 def _word(state: str) -> str:
     return state.removeprefix("SESSION_").removeprefix("OPEN_").lower()
+
+
+def _kept_free(snapshot: LedgerSnapshot) -> int:
+    """Free main slots that nobody is granted before a failover."""
+    limits = snapshot.active_limits
+    if limits is None:
+        return 0
+    first = limits.usable(Kind.MAIN, snapshot.epoch is not None and snapshot.epoch.failover)
+    held = {each.session.slot for each in snapshot.held(Kind.MAIN)}
+    return sum(slot not in held for slot in range(first, limits.main))
 
 
 def sum_up(snapshot: LedgerSnapshot, rows: Sequence[Mapping[str, Any]]) -> Sum:
@@ -191,6 +203,7 @@ def sum_up(snapshot: LedgerSnapshot, rows: Sequence[Mapping[str, Any]]) -> Sum:
         slots=slots,
         by_state=dict(Counter(str(row["state"]) for row in main)),
         free=max(0, slots - len(main)),
+        kept=_kept_free(snapshot),
         reserve_held=sum(row["kind"] == Kind.RESERVE for row in rows),
         reserve_slots=limits.reserve if limits else 0,
         epoch=snapshot.epoch.number if snapshot.epoch else 0,

@@ -214,6 +214,10 @@ class Views:
         if before.epoch is not None and view.epoch is not None and view.epoch != before.epoch:
             _log.info(Event.EPOCH_CHANGED, database=view.db, epoch=view.epoch.number,
                       state=str(view.epoch.state), backend=view.epoch.backend.address)
+        if before.alias is not None and view.alias is not None and view.alias != before.alias:
+            _log.info(Event.POLICY_CHANGED, database=view.db, generation=view.alias.granting,
+                      shadow=view.alias.shadow, takeover_fraction=view.alias.takeover_fraction,
+                      withdrawn=view.alias.withdrawn)
         self._tell(view)
 
     def _all_unreachable(self, why: str) -> None:

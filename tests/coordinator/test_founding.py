@@ -247,3 +247,25 @@ async def test_two_hosts_that_start_at_once_found_one_ledger(tmp_path: Path) -> 
     await b.founder.found(b.views.views[DB])
     assert (await a.run()).head == (await b.run()).head
     assert Alias.decode(store.keyspace.entries[KEYS.alias()].value).active == 1
+
+
+async def test_a_generation_that_is_published_already_becomes_active_if_the_file_says_the_same(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    """An alias that is gone comes back; a file with other content under that number takes no place."""
+    store = MemoryStore()
+    await Start(tmp_path, store, database()).run()
+    await store.txn(Txn(deletes=(KEYS.alias(),)))
+    other = await Start(tmp_path, store, database(policy_text(3, db=DB))).run()
+    assert other.alias is None
+    assert (await Start(tmp_path, store, database()).run()).alias == Alias(1)
+
+
+@pytest.mark.parametrize(("hosts", "kept"), [(HOSTS, 2), (HOSTS[1:], 0)])
+async def test_what_a_founded_policy_keeps_for_a_failover_depends_on_its_hosts(
+    tmp_path: Path, clock: MockClock, hosts: tuple[str, ...], kept: int
+) -> None:
+    spec = replace(database(policy_text(20, db=DB)), hosts=hosts)
+    view = await Start(tmp_path, MemoryStore(), spec).run()
+    assert view.policy is not None
+    assert (view.policy.failover_slots, view.policy.resolved.hosts) == (kept, hosts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from coordinator.inspect import read_activities, resolve, session_rows, sum_up
 from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.record import Permit
 from coordinator.ledger.states import SessionState
+from coordinator.policy import encode_policy, load_policy
 from coordinator.session_table import SessionTable, encode_who
+from tests.coordinator.parts import policy_text
 from tests.coordinator.stage import DB, FakeEyes, Stage, row, stage
 from tests.ledger.ground import FLEET, KEYS, NOW_US, session
 
@@ -51,6 +54,21 @@ async def test_unknown_permits_come_first_and_the_sum_line_counts_them(
         assert sum_up(snapshot, rows).line() == (
             "4 slots: 1 busy, 1 idle, 1 unknown (oldest 42 s, waits for absent on 127.0.0.1:5432)"
             ", 1 free; reserve 0/0; epoch 1")
+
+
+async def test_slots_that_are_kept_for_a_failover_are_told_apart_from_those_that_are_free(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        policy, document = load_policy(policy_text(4, db=DB) + "failoverPermits: 2\n")
+        await on.put(KEYS.policy(1), encode_policy(document, policy.resolve(can_fail_over=False)))
+        await hold(on, SessionState.OPEN, 0)
+        snapshot = await on.ledger.snapshot()
+        line = sum_up(snapshot, session_rows(DB, snapshot, {}, NOW_US)).line()
+        assert "3 free (2 of them for a failover); reserve 0/0" in line
+        assert snapshot.epoch is not None
+        after = replace(snapshot, epoch=replace(snapshot.epoch, failover=True))
+        assert "3 free; reserve 0/0" in sum_up(after, session_rows(DB, after, {}, NOW_US)).line()
 
 
 async def test_what_a_moved_session_does_is_found_by_the_permit_its_worker_had_for_it(
