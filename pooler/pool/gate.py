@@ -15,7 +15,7 @@ from time import monotonic
 import trio
 
 CONNECTS_OF_HOST_MAX = 8
-NARROW_SECONDS = 30.0  # after an advance
+NARROW_SECONDS = 15.0  # after an advance
 
 
 class Gate:
@@ -29,9 +29,9 @@ class Gate:
         self._epoch = 0
 
     def advanced(self, epoch: int) -> None:
-        """This epoch is the one of now: narrow for a while if it was not till then."""
-        if epoch != self._epoch:
-            self._epoch = epoch
+        """This epoch is the one of now: narrow for a while if another was till then."""
+        before, self._epoch = self._epoch, epoch or self._epoch
+        if before and self._epoch != before:
             self._wide_at = self._clock() + NARROW_SECONDS
             self._limiter.total_tokens = self._limit
 

@@ -32,6 +32,7 @@ async def test_after_an_advance_a_few_are_let_in_at_a_time_and_all_are_in_the_en
     async with world(tmp_path) as w:
         w.ledger.slots_max = WANTED
         gate, opened = Gate(4, trio.current_time), list[OpenSession]()
+        gate.advanced(1)
         gate.advanced(2)
         w.server.logins_open = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -51,6 +52,7 @@ async def test_who_is_cancelled_before_the_gate_gives_its_permit_back_unused(
     async with world(tmp_path) as w:
         w.ledger.slots_max = WANTED
         gate = Gate(1, trio.current_time)
+        gate.advanced(1)
         gate.advanced(2)
         w.server.logins_open = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -71,6 +73,7 @@ async def test_one_that_hangs_holds_up_nobody_once_the_advance_is_over(
     async with world(tmp_path) as w:
         w.ledger.slots_max = WANTED
         gate = Gate(1, trio.current_time)
+        gate.advanced(1)
         gate.advanced(2)
         await trio.sleep(NARROW_SECONDS)  # noqa: TID251 - on a clock that jumps
         w.server.logins_open = trio.Event()
@@ -85,6 +88,7 @@ async def test_one_that_hangs_holds_up_nobody_once_the_advance_is_over(
 
 async def test_the_same_epoch_heard_again_does_not_narrow_it(autojump_clock: MockClock) -> None:
     gate = Gate(1, trio.current_time)
+    gate.advanced(1)
     gate.advanced(2)
     await trio.sleep(NARROW_SECONDS)  # noqa: TID251 - on a clock that jumps
     gate.advanced(2)
@@ -104,5 +108,7 @@ async def test_the_workers_of_a_host_share_what_it_may_and_each_may_one(workers:
     gate = gates.of("orders")
     assert gates.of("orders") is gate is not gates.of("other")
     gate.advanced(1)
+    assert gate._limiter.total_tokens == inf  # a start is no advance
+    gate.advanced(2)
     assert gate._limiter.total_tokens == each
     assert gates.of("other")._limiter.total_tokens == inf
