@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,19 +138,19 @@ async def _check(reached: Reached, db: str, policy: Policy) -> Checked:
         return await check_servers(reached.store, reached.keys, policy, reached.spec.ledgers(), eyes)
 
 
-class _refusals:  # noqa: N801 - reads as the statement it is
+@contextmanager
+def _refusals() -> Iterator[None]:
     """What refuses a move, as an outcome of the command."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
+    try:
+        yield
+    except Exception as fault:
         found = _leaf(fault)
         if isinstance(found, MoveRefused | NoRoom):
             raise PolicyMoveRefused(str(found).replace("; ", "\n")) from None
+        raise
 
 
-def _leaf(fault: BaseException | None) -> BaseException | None:
+def _leaf(fault: BaseException) -> BaseException:
     while isinstance(fault, BaseExceptionGroup):
         fault = fault.exceptions[0]
     return fault
