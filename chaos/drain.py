@@ -243,7 +243,7 @@ def _planned(here: Pair, say: Callable[[str], None]) -> tuple[Told, list[Verdict
         begin = time.time()
         promote = shlex.join([
             sys.executable, "-m", "pooler.demo.promote", str(here.primary.installation.bin),
-            str(here.standby.data), here.primary.dsn()])
+            str(here.standby.data), str(here.primary.directory), str(here.primary.port)])
         done = here.drain("--timeout", "20s", "--run",
                           f"PYTHONPATH={shlex.quote(import_path())} {promote}")
         end = time.time()

@@ -29,10 +29,9 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from pooler.demo.process import Account, Child, PartFailed, free_ports
+from pooler.demo.process import Account, Child, PartFailed, free_ports, unprivileged
 
 LOG_PREFIX = "%m|%p|%e|%u|%d|%a|"
-_ACCOUNTS = ("postgres", "embedded_postgres", "nobody")
 RESERVED_CONNECTIONS_SINCE = 16
 
 
@@ -257,18 +256,6 @@ class Server:
     def _own(self, path: Path) -> None:
         if self._account is not None:
             os.chown(path, self._account.uid, self._account.gid)
-
-
-def unprivileged() -> Account | None:
-    """Who runs PostgreSQL: ourselves, or where we are root the first of the users that exists."""
-    if os.geteuid() != 0:
-        return None
-    for name in _ACCOUNTS:
-        try:
-            return Account.named(name)
-        except KeyError:
-            continue
-    raise PartFailed(f"PostgreSQL refuses to run as root and none of {', '.join(_ACCOUNTS)} exists")
 
 
 def temporary_directory(name: str) -> Path:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
+_ACCOUNTS = ("postgres", "embedded_postgres", "nobody")
 _TICK_SECONDS = 0.02
 # Below the kernel's range for outgoing connections (32768 up), so that no client socket takes one meanwhile.
 _PORTS = range(12_000, 32_000)
@@ -136,6 +137,18 @@ class Child:
             group=account.gid if account else None,
             extra_groups=[] if account else None,
         )
+
+
+def unprivileged() -> Account | None:
+    """Who runs PostgreSQL: ourselves, or where we are root the first of the users that exists."""
+    if os.geteuid() != 0:
+        return None
+    for name in _ACCOUNTS:
+        try:
+            return Account.named(name)
+        except KeyError:
+            continue
+    raise PartFailed(f"PostgreSQL refuses to run as root and none of {', '.join(_ACCOUNTS)} exists")
 
 
 def free_ports(count: int = 1) -> int:

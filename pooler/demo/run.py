@@ -127,7 +127,7 @@ class Story:
     def _drain(self) -> Drained:
         parts = self.parts
         promote = [sys.executable, "-m", "pooler.demo.promote", str(parts.primary.installation.bin),
-                   str(parts.standby.data), parts.primary.dsn()]
+                   str(parts.standby.data), str(parts.primary.directory), str(parts.primary.port)]
         run = f"PYTHONPATH={shlex.quote(import_path())} {shlex.join(promote)}"
         start = time.time()
         self._note(f"drain to the standby on {parts.standby.port} starts, to be promoted under load")

@@ -15,7 +15,7 @@ from pooler.net.dial import DialFailed
 from pooler.net.facts import facts_and_query, session_facts
 from pooler.observe.events import Event
 from pooler.pool.duty import BackendUnfit
-from pooler.pool.opener import OpenPlan, open_session
+from pooler.pool.opener import OpenPlan, OpenSession, open_session
 from pooler.pool.places import Turn
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Growth:
         self._retry_seconds = 0.0
         self._retry_at = 0.0
         self._forgotten = trio.Event()
+        self._under_way: set[trio.CancelScope] = set()  # attempts, from the reservation to the open session
+        self._outlived: set[trio.CancelScope] = set()  # those of them that began under an epoch that is over
 
     def start(self) -> None:
         """An opening that the core has counted."""
@@ -69,6 +71,16 @@ class Growth:
         self._retry_seconds = self._retry_at = 0.0
         self._forgotten.set()
         self._forgotten = trio.Event()
+
+    def outlive(self) -> None:
+        """The epoch drains or is over: what is being opened now is of no use, though it may still come."""
+        self._outlived |= self._under_way
+
+    def give_up_outlived(self) -> None:
+        """It has had its time: a server that says nothing must not keep its permits for ever."""
+        for attempt in self._outlived:
+            attempt.cancel()
+        self._outlived.clear()
 
     async def _open(self) -> None:
         pool, places = self._pool, self._pool.parts.places
@@ -159,7 +171,7 @@ class Growth:
         )
         generation = self._pool.core.generation
         try:
-            opened = await open_session(self._pool.parts.permits, ask)
+            opened = await self._attempt(ask)
         except NoPermit as refused:
             if only_told:  # nobody waits for it, and so nobody need give up a session for it
                 self._pool.promises.none_left()
@@ -178,6 +190,17 @@ class Growth:
         server = self._pool.adopt(opened)
         server.generation = generation  # of when its login began: a RECONNECT meanwhile means it, too
         return server
+
+    async def _attempt(self, ask: OpenPlan) -> OpenSession:
+        """Raises as the opening does."""
+        with trio.CancelScope() as attempt:
+            self._under_way.add(attempt)
+            try:
+                return await open_session(self._pool.parts.permits, ask)
+            finally:
+                self._under_way.discard(attempt)
+                self._outlived.discard(attempt)
+        raise BackendLost("the server is drained, and has not answered by now")
 
     def _back_off(self, error: PoolerError, permanent: bool) -> None:
         """Temporary failures: 250 ms doubling to server_login_retry; permanent ones: that pause at once."""

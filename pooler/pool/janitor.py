@@ -190,9 +190,10 @@ def is_unused(pool: Pool, now: float) -> bool:
 def end_overdue_drain(pool: Pool, now: float) -> None:
     """drain_timeout: what still runs under an epoch that drains, or is over, is cancelled, and closed if it
     is still there a moment later. A client that holds a transaction and runs nothing has nothing to cancel:
-    it is disconnected at once."""
+    it is disconnected at once. What is still being opened there is given up."""
     if pool.drain_at is None or now < pool.drain_at:
         return
+    pool.growth.give_up_outlived()
     is_last = pool.drain_cancelled
     pool.drain_at, pool.drain_cancelled = (None, False) if is_last else (now + CANCELLED_SECONDS, True)
     for server in list(pool.core.active):

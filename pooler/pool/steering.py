@@ -32,6 +32,7 @@ def ledger_changed(pool: Pool, view: LedgerView) -> None:
         limit = view.drain_timeout_seconds  # none: a drain given up, or an epoch nobody drained for
         pool.drain_at = None if view.serving and not limit else monotonic() + limit
         pool.drain_cancelled = False
+        pool.growth.outlive()
         pool.parts.gates.of(view.db).advanced(view.epoch)
         _begin_anew(pool)
     pool.wake()

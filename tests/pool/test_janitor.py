@@ -137,7 +137,8 @@ def test_a_cleanup_that_is_not_answered_costs_the_session() -> None:
 def _draining(*sessions: Session, epoch: int, serving: bool) -> tuple[Any, list[Session]]:
     cancelled: list[Session] = []
     core = SimpleNamespace(active=list(sessions), epoch=epoch, serving=serving)
-    return SimpleNamespace(core=core, drain_at=5.0, drain_cancelled=False,
+    growth = SimpleNamespace(give_up_outlived=lambda: None)
+    return SimpleNamespace(core=core, drain_at=5.0, drain_cancelled=False, growth=growth,
                            break_off_session=cancelled.append), cancelled
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pooler.demo.postgres import Server, temporary_directory, unprivileged
-from pooler.demo.process import PartFailed
+from pooler.demo.postgres import Server, temporary_directory
+from pooler.demo.process import PartFailed, unprivileged
 from tests.suites import sources
 from tests.suites.debian import Apt, installed
 from tests.suites.outcomes import DETAIL_LENGTH_MAX, Outcome, Run, Verdict
