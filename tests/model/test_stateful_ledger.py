@@ -47,7 +47,7 @@ from tests.model.coordinator_world import DirectStore
 from tests.model.judge import Judge, JudgedKeyspace
 from tests.model.product_mutants import PRODUCT_MUTANTS
 from tests.model.server_world import Servers
-from tests.model.world import GENERATIONS, LIMITS, founded
+from tests.model.world import LIMITS, founded, published
 
 T = TypeVar("T")
 OWNERS = ("A", "B")
@@ -208,9 +208,10 @@ class TwoCoordinators(RuleBasedStateMachine):
     def late_writes_land(self, number: int) -> None:
         run(self.stores[number].land_late())
 
-    @rule(generation=st.sampled_from(sorted(GENERATIONS)))
-    def the_policy_changes(self, generation: int) -> None:
-        write(self.keyspace, Put(KEYS.alias(), Alias(generation).encode()))
+    @rule(later=st.sampled_from((1, 2)))
+    def the_policy_changes(self, later: int) -> None:
+        now = Alias.decode(self.keyspace.entries[KEYS.alias()].value).active
+        write(self.keyspace, *published(now + later))
 
     @rule()
     def the_epoch_advances(self) -> None:

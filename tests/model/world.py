@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -24,7 +25,7 @@ from tests.model.server_world import Eyes, Process, Servers
 from tests.model.worker_world import Worker as SimulatedWorker
 
 SLOTS = 4
-GENERATIONS = {1: SLOTS, 2: 2, 3: 3}  # slots of each policy
+GENERATIONS = {number: (3, SLOTS, 2)[number % 3] for number in range(1, 100)}  # slots of each policy
 LIMITS = {generation: Limits(slots, admin=2) for generation, slots in GENERATIONS.items()}
 HOSTS = 2
 WORKERS = 4
@@ -32,10 +33,14 @@ TICK_US = 10_000_000
 
 
 def founded() -> Keyspace:
-    """A ledger with all policy generations."""
-    keyspace = found(SLOTS)
-    write(keyspace, *(Put(KEYS.policy(n), policy(slots)) for n, slots in GENERATIONS.items() if n != 1))
-    return keyspace
+    """A ledger whose policy has all slots."""
+    return found(SLOTS)
+
+
+def published(generation: int) -> tuple[Put, Put]:
+    """It is there, and active: always a later one than those before it, as sessions of theirs may be left."""
+    return (Put(KEYS.policy(generation), policy(GENERATIONS[generation])),
+            Put(KEYS.alias(), Alias(generation).encode()))
 
 
 class World:
@@ -225,7 +230,11 @@ class World:
 
     def is_smaller(self) -> bool:
         """The policy has fewer slots than it had at first."""
-        return GENERATIONS[Alias.decode(self.keyspace.entries[KEYS.alias()].value).active] < SLOTS
+        return GENERATIONS[self.generation()] < SLOTS
+
+    def generation(self) -> int:
+        """Of the policy that is active."""
+        return Alias.decode(self.keyspace.entries[KEYS.alias()].value).active
 
     def look(self) -> LedgerSnapshot:
         """The whole, judged."""
@@ -241,11 +250,15 @@ class World:
             node.hidden = node.cut_off = False
         for each in self.coordinators:
             await each.store.land_late()
-        write(self.keyspace, Put(KEYS.alias(), Alias(1).encode()))
+        now = self.generation()
+        write(self.keyspace, *published(next(n for n in count(now) if GENERATIONS[n] == SLOTS)))
 
     def forget(self) -> None:
         """What is over; the next life starts small."""
+        write(self.keyspace, Put(KEYS.alias(), Alias(1).encode()))
         gone = [KEYS.worker_exit(dead.boot_id) for dead in self.gone]
+        gone += [KEYS.policy(number) for number in range(2, max(GENERATIONS)) if
+                 KEYS.policy(number) in self.keyspace.entries]
         for key in (*gone, *[key for key in self.keyspace.entries if key.startswith(KEYS.receipts())]):
             write(self.keyspace, deletes=(key,))
         for worker in self.workers:
