@@ -94,7 +94,7 @@ def plan_living(
         epoch=living.epoch, policy_generation=snapshot.alias.granting if snapshot.alias else 0,
         backend=living.backend, pid=living.pid, backend_start_us=living.backend_start_us,
         state_since_us=now_us, machine=worker.worker.machine_id, kernel_boot=worker.worker.kernel_boot_id)
-    return _made(session, keys, (registered, unchanged(keys.ledger(), head_revision)), worker.lease)
+    return _made(session, keys, (registered, unchanged(keys.ledger(), head_revision)))
 
 
 def plan_shown(
@@ -114,7 +114,7 @@ def plan_shown(
         epoch=snapshot.epoch.number if snapshot.epoch else 0,
         policy_generation=snapshot.alias.granting if snapshot.alias else 0, backend=backend, pid=row.pid,
         backend_start_us=row.backend_start_us or 0, state_since_us=now_us)
-    return _made(session, keys, (unchanged(keys.ledger(), head_revision),), 0)
+    return _made(session, keys, (unchanged(keys.ledger(), head_revision),))
 
 
 def without_permit(snapshot: LedgerSnapshot, look: Look, roles: Collection[Role]) -> list[Row]:
@@ -203,10 +203,12 @@ def _free_slot(snapshot: LedgerSnapshot, permit: Permit) -> int | None:
     return next((slot for slot in order if slot < limit and slot not in taken), None)
 
 
-def _made(session: Session, keys: DbKeys, compares: tuple[Compare, ...], lease: int) -> Recovered:
+def _made(session: Session, keys: DbKeys, compares: tuple[Compare, ...]) -> Recovered:
+    """Its receipt is on no lease: a worker's may end while the leader still goes by an older look, which has
+    the session without a permit. It goes when the ledger grants again, and nothing is recovered any more."""
     slot, receipt = keys.session(session.kind, session.slot), keys.receipt(session.request_id)
     given = Receipt(session.kind, session.slot, base=-session.generation)
-    puts = [Put(slot, session.encode()), Put(receipt, given.encode(), lease)]
+    puts = [Put(slot, session.encode()), Put(receipt, given.encode())]
     if session.seat >= 0:
         seat = keys.seat(session.seats_of, session.user, session.seat)
         puts.append(Put(seat, Seat(session.kind, session.slot, session.request_id).encode()))

@@ -117,6 +117,16 @@ async def test_two_that_find_one_session_give_it_one_slot() -> None:
     assert len((await w.ledger.snapshot()).sessions) == 1
 
 
+async def test_who_goes_by_an_older_look_makes_no_second_slot_though_the_owners_lease_is_over() -> None:
+    w = recovering()
+    assert await give(w, living(2)) is not None
+    w.end_lease("A")
+    now = await w.ledger.snapshot()
+    late = plan_shown(row_of(living(2)), BACKEND, now, KEYS, now.head_revision, NOW_US)
+    assert isinstance(w.keyspace.txn(late.txn), Lost)
+    assert [held.session.owner for held in (await w.ledger.snapshot()).sessions] == ["A"]
+
+
 async def test_a_slot_of_the_older_state_that_names_it_is_its_own_still() -> None:
     w = recovering()
     old = session(SessionState.OPEN, slot=3, generation=7, seat=0)
