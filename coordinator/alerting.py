@@ -96,13 +96,18 @@ class Alerting:
                 _log.error(Event.SOMETHING_FAILED, why=f"alerts: {fault}")
 
     async def look(self) -> None:
-        """One look at every permit of this host's workers. Raises StoreUnavailable, UnknownSchema."""
+        """One look at every permit of this host's workers; of a ledger that cannot be read what was told
+        stands.
+
+        Raises StoreUnavailable, UnknownSchema.
+        """
+        away = {db for db, view in self._views.views.items() if not view.reachable}
         workers = self._registry.workers
         asked_at = self._clock_us()
         held = await self._read(key for each in workers.values() for key in tuple(each.permits))
         limit_us = int(CYCLES * self._ttl * 1_000_000)
-        alerts: list[Alert] = []
-        for db in self._views.views:
+        alerts = [each for each in self._told.standing.values() if each.db in away]
+        for db in self._views.views.keys() - away:
             of_db = [each for (name, _), each in held.items() if name == db]
             alerts += self._watchlists[db].look(db, of_db, asked_at, limit_us)
         alerts += [alert_of(What.LEAKED, key[0], held[key], since)

@@ -94,6 +94,7 @@ class Election:
                 finally:
                     await _give_back(lease)
                 if self._resigns.is_set():
+                    self._resigns = trio.Event()
                     await trio.sleep(ABSTAIN_TTLS * self._ttl)  # noqa: TID251 - another is to stand first
             except (StoreUnavailable, StoreUnknown, Compacted):  # compacted: what is read anew is newer
                 await trio.sleep(self._ttl / 3)  # noqa: TID251 - back-off towards an unreachable store

@@ -90,6 +90,23 @@ async def test_a_permit_of_a_live_worker_that_stays_unknown_or_closing_is_told_w
             assert (alerting.standing, len(told(logs, "session_alert_over"))) == ((), 1)
 
 
+async def test_what_was_told_stands_while_etcd_is_away_and_is_not_told_again(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with watched(tmp_path) as (on, worker, alerting):
+        permit = await opened(worker)
+        await worker.call("unknown", db=DB, permit=permit_list(permit), abandoned=False)
+        with capture_logs() as logs:
+            await cycles(2)
+            on.store.silent = True
+            await cycles(4)
+            assert [each.what for each in alerting.standing] == [What.UNKNOWN]
+            on.store.silent = False
+            await cycles(2)
+        assert len(told(logs, "session_permit_stuck")) == 1
+        assert told(logs, "session_alert_over") == []
+
+
 async def test_a_permit_in_no_pool_is_told_as_leaked_within_two_lease_cycles(
     tmp_path: Path, clock: MockClock
 ) -> None:
