@@ -32,9 +32,11 @@ from pooler.wire.auth import ServerSecret
 
 WORKERS = 8
 AT_ONCE = 64
-PERMITS = 2 * AT_ONCE
+EACH = 8  # one after another, by each of those
+PERMITS = (EACH + 1) * AT_ONCE
 SESSIONS = 150  # opened one after another, with and without a reservation
-ROUNDS = 40  # of AT_ONCE
+ROUNDS = 6
+BURSTS = 20
 STEADY_SECONDS = 5.0
 LIVES = 4  # of AT_ONCE permits, for the costs of each operation
 DBNAME, USER, MONITOR, PASSWORD = "bench", "bench_app", "bench_monitor", "bench-password"
@@ -62,6 +64,7 @@ def weigh_ledger(say: Say) -> dict[str, Any]:
     """The result document. Raises PartFailed when a part is missing."""
     began = now()
     with both_sides(1) as sides:
+        etcd_requests(sides, STEADY_SECONDS)  # until the pool has its sessions
         steady = etcd_requests(sides, STEADY_SECONDS)
     say(f"{steady['per_transaction']:g} requests to etcd per transaction, of {steady['transactions']}")
     return {"steady": steady, **trio.run(_weigh, say), "workers": WORKERS, "seconds": round(now() - began, 1)}
@@ -104,49 +107,60 @@ async def _sessions(scene: Scene, say: Say) -> dict[str, float]:
 
 
 async def _at_once(scene: Scene, say: Say) -> dict[str, float]:
-    """Rates of AT_ONCE reservations at once, and of as many plain puts, in turns."""
-    puts, reserves, requests = [], [], 0.0
-    for _ in range(ROUNDS):
+    """Rates of reservations and of plain puts, in turns: with AT_ONCE in flight all the time, and of AT_ONCE
+    alone (`burst`)."""
+    rates: dict[str, list[float]] = {}
+    requests = 0.0
+    for count in [EACH] * ROUNDS + [1] * BURSTS:
+        kind = "burst_" if count == 1 else ""
         round_ = _Round(scene)
-        puts.append(await _all(round_.put))
+        rates.setdefault(kind + "puts", []).append(await _rate(round_.put, count))
         before = scene.etcd.requests()
-        reserves.append(await _all(round_.reserve))
-        requests += scene.etcd.requests() - before
-        await _all(round_.release)
-    plain, ours = AT_ONCE / statistics.median(puts), AT_ONCE / statistics.median(reserves)
-    say(f"{AT_ONCE} at once: {ours:.0f} reservations/s, {plain:.0f} plain puts/s, "
-        f"{requests / ROUNDS:.1f} requests to etcd for {AT_ONCE}")
-    return {"reservations_per_s": round(ours), "plain_puts_per_s": round(plain),
-            "ratio": round(ours / plain, 3), "etcd_requests": round(requests / ROUNDS, 2)}
+        rates.setdefault(kind + "reservations", []).append(await _rate(round_.reserve, count))
+        requests += (scene.etcd.requests() - before) if count > 1 else 0
+        await _rate(round_.release, count)
+    found: dict[str, float] = {
+        f"{name}_per_s": round(statistics.median(each)) for name, each in rates.items()}
+    found |= {"etcd_requests_each": round(requests / (ROUNDS * EACH * AT_ONCE), 3),
+              "ratio": round(found["reservations_per_s"] / found["puts_per_s"], 3),
+              "burst_ratio": round(found["burst_reservations_per_s"] / found["burst_puts_per_s"], 3)}
+    say(f"{AT_ONCE} in flight: {found['reservations_per_s']} reservations/s, {found['puts_per_s']} plain "
+        f"puts/s, {found['etcd_requests_each']:.2f} requests to etcd for each; a burst of {AT_ONCE}: "
+        f"{found['burst_reservations_per_s']}/s beside {found['burst_puts_per_s']}/s")
+    return found
+
+
+async def _rate(work: Callable[[int], Awaitable[None]], each: int) -> float:
+    """Per second, of AT_ONCE tasks that do it so many times each."""
+    async def some(first: int) -> None:
+        for number in range(first, first + each):
+            await work(number)
+
+    begun = now()
+    async with trio.open_nursery() as nursery:
+        for task in range(AT_ONCE):
+            nursery.start_soon(some, task * each)
+    return AT_ONCE * each / (now() - begun)
 
 
 class _Round:
-    """What is done AT_ONCE, by the number of who does it."""
+    """What is done, by its number: whose number it is, asks for one and gives it back."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
-        self._granted: list[tuple[BenchWorker, Args]] = []
+        self._granted: dict[int, tuple[BenchWorker, Args]] = {}
 
     async def put(self, number: int) -> None:
         key = f"{FleetKeys('plain', 'bench').root}{number:06d}"
         await self._scene.store.txn(Txn(puts=(Put(key, bytes(200)),)))
 
     async def reserve(self, number: int) -> None:
-        worker = self._scene.workers[number % WORKERS]
-        self._granted.append((worker, await worker.reserve()))
+        worker = self._scene.workers[number // EACH % WORKERS]
+        self._granted[number] = worker, await worker.reserve()
 
     async def release(self, number: int) -> None:
         worker, granted = self._granted[number]
         await worker.release(granted)
-
-
-async def _all(work: Callable[[int], Awaitable[None]]) -> float:
-    """Seconds until AT_ONCE of them are done."""
-    begun = now()
-    async with trio.open_nursery() as nursery:
-        for number in range(AT_ONCE):
-            nursery.start_soon(work, number)
-    return now() - begun
 
 
 # ---- each operation

@@ -16,6 +16,7 @@ import msgpack
 import trio
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
+WRITE_BYTES = 65_536
 QUEUE_FRAMES_MAX = 65_536
 
 Args = dict[str, Any]
@@ -89,9 +90,16 @@ class Link:
 
     async def _write(self) -> None:
         async for frame in self._receive:
+            frames = bytearray(frame)
             self._queued -= 1
+            while len(frames) < WRITE_BYTES:  # what is to go goes together: each write wakes the other side
+                try:
+                    frames += self._receive.receive_nowait()
+                except trio.WouldBlock:
+                    break
+                self._queued -= 1
             try:
-                await self._stream.send_all(frame)
+                await self._stream.send_all(frames)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return  # the reader sees the end too
 

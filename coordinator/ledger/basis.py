@@ -21,7 +21,6 @@ from coordinator.ledger.reservation import (
     Reserve,
     Window,
     beyond_range,
-    grounds_from,
     grounds_reads,
     window_at,
 )
@@ -106,15 +105,18 @@ class Basis:
         return (turn + 1) % max(1, self.windows_for(ask))
 
     def _grounds(self, ask: Reserve, limits: Limits, turn: int) -> Grounds | None:
-        receipt = only(self._keys.receipt(ask.request_id))
+        """As reservation.grounds_from makes them, without a receipt; None if they are not all known."""
+        known, receipt = self.known, only(self._keys.receipt(ask.request_id))
         window = self._window(ask.kind, limits, turn)
-        found: list[tuple[Entry, ...]] = []
-        for span in grounds_reads(ask, self._keys, limits, window):
-            entries = () if span == receipt else self.known.read(span)
-            if entries is None:
-                return None
-            found.append(entries)
-        return grounds_from(found, limits, window)
+        spans = grounds_reads(ask, self._keys, limits, window)
+        found = [() if span == receipt else known.read(span) for span in spans]
+        if None in found:
+            return None
+        head, epoch, alias, worker, _, beyond = ((entries or (None,))[0] for entries in found[:6])
+        return Grounds(
+            head=head, epoch=epoch, alias=alias, worker=worker, receipt=None, beyond=beyond is not None,
+            seats=known.numbers(spans[6]), held=frozenset().union(*map(known.numbers, spans[7:])),
+            limits=limits, window=window)
 
     def _window(self, kind: Kind, limits: Limits, turn: int) -> Window:
         count = limits.of(kind)

@@ -59,11 +59,14 @@ def plan_batch(
     taken: dict[str, Plan] = {}
     answers: dict[str, Repeated | Refused | Exception] = {}
     sizes = _Sizes()
+    looked: dict[tuple[str, str], int] = {}  # where to look for seats of a pool: those before it are taken
     for each in wanted:
         ask = each.ask
+        pool = (ask.seats_of, ask.user)
+        first = looked.get(pool, first_seat(ask.seats))
         if ask.request_id in taken or ask.request_id in answers:
             continue  # it finds the receipt the next time
-        plan = _plan_beside(each, keys, now_us, first_seat, slots, seats)
+        plan = _plan_beside(each, keys, now_us, first, slots, seats)
         if not isinstance(plan, Plan):
             if stops:
                 break
@@ -74,7 +77,8 @@ def plan_batch(
         sizes.add(plan.txn)
         taken[ask.request_id] = plan
         slots.add((ask.kind, plan.session.slot))
-        seats.add((ask.seats_of, ask.user, plan.session.seat))
+        seats.add((*pool, plan.session.seat))
+        looked[pool] = max(0, plan.session.seat)
     plans = _as_siblings(taken)
     return Batch(join(plan.txn for plan in plans.values()), plans, answers)
 
@@ -123,14 +127,14 @@ class _Sizes:
 
 
 def _plan_beside(
-    wanted: Wanted, keys: DbKeys, now_us: int, first_seat: Callable[[int], int],
+    wanted: Wanted, keys: DbKeys, now_us: int, first_seat: int,
     slots: Collection[tuple[Kind, int]], seats: Collection[tuple[str, str, int]],
 ) -> Plan | Repeated | Refused | Exception:
     """A plan that leaves those numbers alone. What cannot be read of one request is that one's fault only."""
     ask, grounds = wanted.ask, wanted.grounds
     try:
         plan = plan_reservation(
-            ask, grounds, keys, now_us, home=first_seat(ask.seats),
+            ask, grounds, keys, now_us, home=first_seat,
             busy_slots=[slot for kind, slot in slots if kind is ask.kind],
             busy_seats=[seat for *pool, seat in seats if pool == [ask.seats_of, ask.user]])
     except (UnknownSchema, ValueError) as fault:

@@ -21,6 +21,7 @@ class Known:
     def __init__(self) -> None:
         self._ranges: dict[Span, dict[str, Entry]] = {}
         self._wide: set[Span] = set()  # of more than one key
+        self._numbers: dict[Span, frozenset[int]] = {}
 
     def learn(self, spans: Sequence[Span], answers: Sequence[Sequence[Entry]]) -> None:
         """What was read, all at one revision."""
@@ -28,6 +29,7 @@ class Known:
             self.clear()
         for span, entries in zip(spans, answers, strict=True):
             self._ranges[span] = {entry.key: entry for entry in entries}
+            self._numbers.pop(span, None)
             if span[1] != span[0] + "\0":
                 self._wide.add(span)
 
@@ -36,6 +38,13 @@ class Known:
         held = self._ranges.get(span)
         return None if held is None else tuple(held.values())
 
+    def numbers(self, span: Span) -> frozenset[int]:
+        """The numbers at the ends of the keys that stand in a range that is known."""
+        found = self._numbers.get(span)
+        if found is None:
+            found = self._numbers[span] = frozenset(int(key.rpartition("/")[2]) for key in self._ranges[span])
+        return found
+
     def wrote(self, txn: Txn, revision: int) -> None:
         """A transaction that made new keys was won."""
         for put in txn.puts:
@@ -43,19 +52,23 @@ class Known:
             for span in self._wide:
                 if span[0] <= put.key < span[1]:
                     self._ranges[span][put.key] = entry
+                    self._numbers.pop(span, None)
 
     def gone(self, keys: Iterable[str]) -> None:
         """These keys were deleted."""
         for key in keys:
             for span in self._wide:
-                self._ranges[span].pop(key, None)
+                if self._ranges[span].pop(key, None) is not None:
+                    self._numbers.pop(span, None)
 
     def drop(self, span: Span) -> None:
         """This range will not be asked for again."""
         self._ranges.pop(span, None)
+        self._numbers.pop(span, None)
         self._wide.discard(span)
 
     def clear(self) -> None:
         """Another ledger stands where that one was."""
         self._ranges.clear()
+        self._numbers.clear()
         self._wide.clear()

@@ -120,12 +120,17 @@ def _names(record: type[Record]) -> Mapping[str, None]:
     return names
 
 
+_AS_THEY_ARE = frozenset({int, str, bool, float, bytes, type(None)})
+
+
 def pool_name(dbname: str, pool: str) -> str:
     """The first half of a pool's name in the ledger; the user is the other."""
     return f"{dbname}/{pool}" if pool else dbname
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, Backend):
         return {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, StrEnum):
@@ -170,8 +175,7 @@ class Session(Record):
     machine: str = ""  # of its owner, and which start of that machine: a later one proves the owner dead
     kernel_boot: str = ""
     pool: str = ""  # whose seats it has one of, where several pools have sessions of one role in one database
-    from_kind: str = ""  # where it stood before it was moved to this slot; "": nowhere
-    from_slot: int = -1
+    left_slots: tuple[str, ...] = ()  # where it stood before it was moved to this one, in order, as kind/slot
     siblings: tuple[int, ...] = ()  # slots of its kind that were granted with it, under the same generation
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -186,11 +190,10 @@ class Session(Record):
         return Permit(self.kind, self.slot, self.generation)
 
     @property
-    def moved_from(self) -> Permit | None:
-        """The permit it had before it was moved to this slot, by which its worker may still know it."""
-        if not self.from_kind:
-            return None
-        return Permit(Kind(self.from_kind), self.from_slot, self.generation)
+    def former_permits(self) -> tuple[Permit, ...]:
+        """Those it had before it was moved to this slot, in order: its worker may still know it by any."""
+        slots = (each.partition("/") for each in self.left_slots)
+        return tuple(Permit(Kind(kind), int(slot), self.generation) for kind, _, slot in slots)
 
     @classmethod
     def _build(cls, values: dict[str, Any]) -> Self:
@@ -198,6 +201,7 @@ class Session(Record):
         values["state"] = SessionState(values["state"])
         values["backend"] = backend_from(values.get("backend"))
         values["siblings"] = tuple(values.get("siblings") or ())
+        values["left_slots"] = tuple(values.get("left_slots") or ())
         return cls(**values)
 
     def moved(self, state: SessionState, now_us: int, **changes: Any) -> Session:

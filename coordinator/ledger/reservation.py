@@ -7,7 +7,7 @@ the policy's number), so what was read for it may be old: an old ground only mak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -85,7 +85,7 @@ def window_at(keys: DbKeys, kind: Kind, limit: int, home: int, turn: int) -> Win
     return Window(slots, tuple(ranges))
 
 
-def pick(order: Iterable[int], taken: Collection[int]) -> int | None:
+def pick(order: Sequence[int], taken: Collection[int]) -> int | None:
     """The first number of `order` that is not taken."""
     return next((number for number in order if number not in taken), None)
 
@@ -264,10 +264,11 @@ def _backend(ask: Reserve, epoch: Epoch) -> Backend:
 def _pick_seat(ask: Reserve, grounds: Grounds, home: int, busy: Collection[int]) -> int | None:
     if ask.seats == 0:
         return -1
-    taken = grounds.seats | set(busy)
-    if len(taken) >= ask.seats:
+    taken, beside = grounds.seats, set(busy) - grounds.seats
+    if len(taken) + len(beside) >= ask.seats:
         return None
-    return pick(((home + i) % ask.seats for i in range(ask.seats)), taken)
+    order = ((home + i) % ask.seats for i in range(ask.seats))
+    return next((seat for seat in order if seat not in taken and seat not in beside), None)
 
 
 def _repeated(entry: Entry) -> Repeated | Refused:

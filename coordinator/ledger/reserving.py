@@ -118,7 +118,9 @@ class Reserving:
         batch = self._plan_on_known(wave, turn, stops=True)
         if batch.plans:
             return batch
-        alias, looked_at = await self._read_limits(), 0
+        alias, looked_at = self._basis.alias, 0
+        if alias is None or self._basis.limits_for(wave[0].ask) is None:
+            alias = await self._read_limits()
         while True:
             turn %= max(1, self._basis.windows_for(wave[0].ask))
             await self._read_grounds(wave, turn)

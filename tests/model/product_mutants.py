@@ -117,11 +117,12 @@ def _same_generation(txn: Txn) -> Txn:
 # ---- functions
 
 _granted, _decide_release = reserving.Reserving._granted, rules._release
-_prove, _grounds = proofs.proof_of_absence, reservation.grounds_from
+_prove, _grounds = proofs.proof_of_absence, basis.Basis._grounds
 
 
-def _within(*args: Any) -> reservation.Grounds:
-    return replace(_grounds(*args), beyond=False)
+def _within(*args: Any) -> reservation.Grounds | None:
+    grounds = _grounds(*args)
+    return grounds and replace(grounds, beyond=False)
 
 
 def _grant_again(self: reserving.Reserving, *args: Any) -> Granted:
@@ -185,7 +186,7 @@ async def _forget_at_once(self: requests.Requests, owner: str, answered: Any) ->
 
 async def _tells_gone(self: Ledger, owner: str, command: Any) -> Any:
     """What is said of a session by the permit it had is answered gone."""
-    return await self.apply(command), command.permit
+    return await self.apply(command), None
 
 
 def _unmarked(session: Session, command: Any, move: Any) -> Any:
@@ -211,7 +212,7 @@ PRODUCT_MUTANTS: dict[str, ProductMutant] = {
     "reservation without the policy's compare": ProductMutant(_without(_is_reservation, _on(KEYS.alias()))),
     "reservation while slots beyond the policy are held": ProductMutant(
         _without(_is_reservation, lambda compare: compare.range_end is not None),
-        patches=((basis, "grounds_from", _within),)),
+        patches=((basis.Basis, "_grounds", _within),)),
     "a move without its compares": ProductMutant(_without(_is_move, _on("/session/"))),
     "a move into a slot that is not seen to be free": ProductMutant(
         _without(_is_move, lambda compare: compare.field is Field.CREATE)),
