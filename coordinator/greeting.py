@@ -177,5 +177,5 @@ class Greeter:
 
 def _moved(found: Found, listed: Collection[Key]) -> dict[Key, Key]:
     """What it lists of sessions that were moved to another slot, and where those stand."""
-    return {(db, before): (db, permit) for (db, permit), session in found.items()
-            if (before := session.moved_from) is not None and (db, before) in listed}
+    return {(db, former): (db, permit) for (db, permit), session in found.items()
+            for former in session.former_permits if (db, former) in listed}

@@ -87,11 +87,9 @@ SHOWN_STATES = (  # every state that a row may show
 
 
 def doing_of(activities: Activities, db: str, session: Session) -> Doing | None:
-    """What its worker's table says of a session; of one that was moved, maybe by the permit it had before."""
-    found = activities.get((db, session.permit))
-    if found is None and session.moved_from is not None:
-        return activities.get((db, session.moved_from))
-    return found
+    """What its worker's table says of a session; of one that was moved, maybe by a permit it had before."""
+    names = (session.permit, *session.former_permits)
+    return next((activities[db, each] for each in names if (db, each) in activities), None)
 
 
 def session_rows(

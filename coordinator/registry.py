@@ -92,9 +92,14 @@ class Local:
         return self.who.boot_id
 
     def name_of(self, db: str, session: Session) -> Permit:
-        """The permit by which it knows this session: the one before, until it has heard that it was moved."""
-        before = session.moved_from
-        return before if before is not None and (db, before) in self.permits else session.permit
+        """The permit by which it knows this session: a former one, until it has heard that it was moved."""
+        return next((each for each in session.former_permits if (db, each) in self.permits), session.permit)
+
+    def call(self, db: str, session: Session, name: Permit) -> None:
+        """It knows this session by that permit."""
+        pool = self.permits.pop((db, self.name_of(db, session)), None)
+        if pool is not None:
+            self.permits[db, name] = pool
 
 
 class Unregistered(Exception):

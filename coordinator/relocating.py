@@ -8,7 +8,7 @@ that the ledger does not say: whatever is cut short, the next pass goes on from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 import trio
@@ -96,22 +96,22 @@ class Relocating:
         for local in tuple(self._registry.workers.values()):
             if local.link is None or not local.settled:
                 continue
-            moved = [held.session for held in snapshot.of_owner(local.boot_id)
-                     if local.name_of(db, held.session) != held.permit]
+            moved = {held.session.request_id: held.session for held in snapshot.of_owner(local.boot_id)
+                     if local.name_of(db, held.session) != held.permit}
             for session, move in excess.moves:
                 if session.owner == local.boot_id:
                     outcome = await self._ledgers[db].apply(move)
                     if isinstance(outcome, Applied) and outcome.session is not None:
                         _log.info(Event.SESSION_MOVED, database=db, worker=local.boot_id, pid=session.pid,
                                   permit=str(session.permit), to=str(outcome.session.permit))
-                        moved.append(outcome.session)
-            await self._tell(local, db, moved)
-            self._give_up(local, db, [each.permit for each in excess.given_up
+                        moved[session.request_id] = outcome.session
+            await self._tell(local, db, tuple(moved.values()))
+            self._give_up(local, db, [local.name_of(db, each) for each in excess.given_up
                                       if each.owner == local.boot_id])
         if excess.moves:
             self._granting.stir(db)
 
-    async def _tell(self, local: Local, db: str, moved: Iterable[Session]) -> None:
+    async def _tell(self, local: Local, db: str, moved: Sequence[Session]) -> None:
         """A worker takes the new permits; what it does not answer for, it is told again."""
         names = {each.permit: local.name_of(db, each) for each in moved}
         if not names or local.link is None:
@@ -120,12 +120,15 @@ class Relocating:
         try:
             with trio.fail_after(ANSWER_SECONDS_MAX):
                 answer = await local.link.call("moved", db=db, moves=moves)
+            lost = set(map(parse_permit, answer["lost"]))
         except (LinkLost, LinkRefused, trio.TooSlowError):
             return
-        for new in names.keys() - set(map(parse_permit, answer["lost"])):
-            pool = local.permits.pop((db, names[new]), None)
-            if pool is not None:
-                local.permits[db, new] = pool
+        except (KeyError, TypeError, ValueError) as fault:  # it may be of another version
+            _log.error(Event.SOMETHING_FAILED, worker=local.boot_id, why=f"its answer to moved: {fault!r}")
+            return
+        for each in moved:
+            if each.permit not in lost:
+                local.call(db, each, each.permit)
 
     def _give_up(self, local: Local, db: str, permits: list[Permit]) -> None:
         if not permits or local.link is None:

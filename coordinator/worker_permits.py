@@ -165,9 +165,9 @@ class WorkerPermits:
 
     async def _apply(self, local: Local, db: str, command: Command) -> Applied | Refused:
         self._heard(local, db, command.permit)
-        outcome, permit = await self._ledger(db).apply_for(local.boot_id, command)
-        if permit != command.permit and (db, permit) in local.permits:  # it has not heard of the move yet
-            local.permits[db, command.permit] = local.permits.pop((db, permit))
+        outcome, moved = await self._ledger(db).apply_for(local.boot_id, command)
+        if moved is not None:
+            local.call(db, moved, command.permit)  # it has not heard of the move yet
         return outcome
 
     def _heard(self, local: Local, db: str, permit: Permit) -> None:

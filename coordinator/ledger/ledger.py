@@ -23,7 +23,7 @@ from coordinator.ledger.homes import Home
 from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
 from coordinator.ledger.limits import Limits, limits_of_policy
 from coordinator.ledger.moving import Move, Moving, may_share
-from coordinator.ledger.record import Kind, Permit
+from coordinator.ledger.record import Kind, Permit, Session
 from coordinator.ledger.requests import Requests
 from coordinator.ledger.reservation import Reserve
 from coordinator.ledger.reserving import Reserving
@@ -184,7 +184,7 @@ class Ledger:
         """
         freed = []
         for held in (await self.snapshot()).of_owner(owner):
-            if held.permit not in listed and held.session.moved_from not in listed:
+            if not {held.permit, *held.session.former_permits} & set(listed):
                 answer = await self.apply(Release(held.permit, Proof.UNUSED, Actor.OWNER))
                 if isinstance(answer, Applied):
                     freed.append(held.permit)
@@ -199,27 +199,27 @@ class Ledger:
         limits = {int(e.key.rpartition("/")[2]): self._limits_of(e.value) for e in policies}
         return snapshot_from(outcome.reads, outcome.revision, limits)
 
-    async def apply_for(self, owner: str, command: Command) -> tuple[Applied | Refused, Permit]:
+    async def apply_for(self, owner: str, command: Command) -> tuple[Applied | Refused, Session | None]:
         """As `apply`, for a worker that may not have heard yet that a session of its was moved; with the
-        permit that it was done to."""
+        session as it stood, if it was."""
         outcome = await self.apply(command)
         if not isinstance(outcome, Refused) or outcome.code is not Code.GONE:
-            return outcome, command.permit
+            return outcome, None
         try:
-            moved = await self._moved_to(command.permit, owner)
+            moved = await self._moved(command.permit, owner)
         except (StoreUnavailable, StoreUnknown) as why:
-            return Refused(Code.LEDGER_UNAVAILABLE, str(why)), command.permit
+            return Refused(Code.LEDGER_UNAVAILABLE, str(why)), None
         if moved is None:
-            return outcome, command.permit
-        return await self.apply(replace(command, permit=moved)), moved
+            return outcome, None
+        return await self.apply(replace(command, permit=moved.permit)), moved
 
-    async def _moved_to(self, permit: Permit, owner: str) -> Permit | None:
-        """The permit that this session has now: a slot it is gone from, it never comes back to."""
+    async def _moved(self, permit: Permit, owner: str) -> Session | None:
+        """The session that had this permit: a slot it is gone from, it never comes back to."""
         sessions = self.keys.sessions()
         found = await self._access.ask(reading((sessions, prefix_end(sessions))))
         for session in map(session_of, found.reads[0]):
-            if session.owner == owner and session.moved_from == permit:
-                return session.permit
+            if session.owner == owner and permit in session.former_permits:
+                return session
         return None
 
     # ---- commands

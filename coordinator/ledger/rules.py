@@ -251,7 +251,8 @@ class _Mover:
         if before.state is not SessionState.OPEN:
             return Refused(Code.ILLEGAL, f"{before.permit} is {before.state}")
         find_move(before.state, before.state, Actor.OWNER)
-        moved = replace(before, kind=kind, slot=slot, from_kind=str(before.kind), from_slot=before.slot)
+        moved = replace(before, kind=kind, slot=slot,
+                        left_slots=(*before.left_slots, f"{before.kind}/{before.slot}"))
         puts = [Put(self.keys.session(kind, slot), moved.encode())]
         puts += [Put(key, Seat(kind, slot, moved.request_id).encode()) for key in seat_keys(moved, self.keys)]
         compares = self._compares((absent(puts[0].key), unchanged(self.keys.ledger(), head_revision)))

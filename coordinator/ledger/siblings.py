@@ -14,7 +14,7 @@ def may_move_to(session: Session, slot: int) -> bool:
     """Whether no sibling was granted this slot, and none can move there."""
     if not session.siblings:
         return True
-    if session.from_slot >= 0:
+    if session.left_slots:
         return False
     granted = sorted((*session.siblings, session.slot))
     return slot not in granted and slot % len(granted) == granted.index(session.slot)

@@ -76,7 +76,7 @@ def judge_permits(servers: Sequence[ServerSeen], history: list[Seen], tag: str) 
     granted, opened = set(), set()
     for _, seen in lives(history):
         for step in seen:
-            if step.session is None or step.session.moved_from is not None:
+            if step.session is None or step.session.left_slots:
                 continue  # one that was moved was born in the slot before
             if step.session.kind in ("main", "reserve"):
                 name = step.session.permit.birth_tag(tag) if step.session.generation else _reserved(step, tag)

@@ -75,7 +75,7 @@ async def test_what_a_moved_session_does_is_found_by_the_permit_its_worker_had_f
     tmp_path: Path, clock: MockClock
 ) -> None:
     async with stage(tmp_path) as on:
-        await hold(on, SessionState.OPEN, 1, from_kind="main", from_slot=3)
+        await hold(on, SessionState.OPEN, 1, left_slots=("main/5", "main/3"))
         other = await hold(on, SessionState.OPEN, 3, generation=8, pid=43)
         table = SessionTable.create(tmp_path, "A")
         table.take(DB, Permit(other.kind, 3, 7), 42).busy(7, encode_who("acme", "batch", "10.0.0.9"), 1)

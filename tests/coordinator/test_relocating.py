@@ -125,6 +125,25 @@ async def test_a_worker_that_was_not_told_is_told_by_the_next_pass(
         assert slots_of(worker.permits) == [0]
 
 
+async def test_what_is_to_be_given_up_is_named_as_its_worker_knows_it(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with moving(tmp_path) as m, m.on.worker("A") as worker:
+        low, old = await has_slots(m, worker, 0, 5)
+        worker.answers["moved"] = lambda args: {"nonsense": 1}
+        await m.publish(2, 4)
+        assert await m.go()
+        assert await m.held() == {0: 100, 1: 105}
+        await m.publish(3, 1)
+        assert await m.go()
+        await wait_all_tasks_blocked()
+        assert worker.told_of("retire")[-1]["permits"] == [permit_list(old)]
+        assert await worker.release(permit_list(low), "eof", db=DB)
+        follows(worker)
+        assert not await m.go()
+        assert slots_of(worker.permits) == [0]
+
+
 async def test_a_move_it_knows_already_is_answered_and_done_with(tmp_path: Path, clock: MockClock) -> None:
     async with moving(tmp_path) as m, m.on.worker("A") as worker:
         await has_slots(m, worker, 4)

@@ -77,7 +77,7 @@ def test_sessions_and_permits_are_one_to_one(
 
 
 def test_a_session_that_was_moved_to_another_slot_is_the_one_that_was_born_in_the_first() -> None:
-    moved = replace(permit(SessionState.OPEN, 0), from_kind="main", from_slot=3)
+    moved = replace(permit(SessionState.OPEN, 0), left_slots=("main/3",))
     history = [*tenure(slot=3), Seen(3.0, 3, "/slot/0", moved), Seen(4.0, 4, "/slot/0", None)]
     assert judge.judge_permits([server(interval(1, 4, slot=3))], history, TAG).held
     assert not judge.judge_permits([server(interval(1, 4, slot=0))], history, TAG).held

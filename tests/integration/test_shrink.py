@@ -193,7 +193,7 @@ def faults_of(history: list[Change], held: set[int], slots: int) -> list[str]:
             elif slot not in before:
                 held.add(slot)
                 session = session_of(change.entry)
-                grants += [slot] if session.moved_from is None else []
+                grants += [] if session.left_slots else [slot]
         if grants and max(before | set(grants)) >= slots:
             faults.append(f"{grants} were granted while {sorted(before)} were held")
     return faults

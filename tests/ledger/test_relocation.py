@@ -84,10 +84,13 @@ def test_it_keeps_its_generation_and_says_where_it_came_from() -> None:
     decision = relocated(stored, MAIN, 3)
     assert isinstance(decision, Write)
     moved = Session.decode(decision.txn.puts[0].value)
-    assert moved == replace(stored, slot=3, from_kind="main", from_slot=7)
+    assert moved == replace(stored, slot=3, left_slots=("main/7",))
     assert moved.permit == Permit(MAIN, 3, 5)
-    assert moved.moved_from == Permit(MAIN, 7, 5)
-    assert stored.moved_from is None
+    assert moved.former_permits == (Permit(MAIN, 7, 5),)
+    again = relocated(moved, MAIN, 1)
+    assert isinstance(again, Write)
+    assert Session.decode(again.txn.puts[0].value).former_permits == (Permit(MAIN, 7, 5), Permit(MAIN, 3, 5))
+    assert stored.former_permits == ()
 
 
 def test_a_reserve_session_goes_to_any_main_slot() -> None:
@@ -96,7 +99,7 @@ def test_a_reserve_session_goes_to_any_main_slot() -> None:
     assert isinstance(decision, Write)
     assert decision.session is not None
     assert decision.session.permit == Permit(MAIN, 6, 7)
-    assert decision.session.moved_from == Permit(RESERVE, 0, 7)
+    assert decision.session.former_permits == (Permit(RESERVE, 0, 7),)
 
 
 @pytest.mark.parametrize(("kind", "slot", "target"), [
@@ -203,25 +206,30 @@ async def test_nothing_moves_in_a_ledger_that_is_another_by_then() -> None:
 @pytest.mark.parametrize("command", [
     lambda permit: Release(permit, Proof.EOF, Actor.OWNER), Closing, Unknown,
     lambda permit: Open(permit, 103, 5_000, BACKEND)])
+@pytest.mark.parametrize("to", [(1,), (2, 1), (2, 1, 0)])
 async def test_what_a_worker_says_of_a_session_by_its_old_permit_is_done_to_the_session(
-    command: Any
+    command: Any, to: tuple[int, ...]
 ) -> None:
     w = world()
     granted = await opened(w, 3)
-    assert isinstance(await move(w, granted.permit, 1), Applied)
-    said, permit = await w.another().apply_for("A", command(granted.permit))
+    permit = granted.permit
+    for slot in to:
+        assert isinstance(await move(w, permit, slot), Applied)
+        permit = replace(permit, slot=slot)
+    said, moved = await w.another().apply_for("A", command(granted.permit))
     assert isinstance(said, Applied)
-    assert permit == Permit(MAIN, 1, granted.permit.generation)
-    assert said.session is None or said.session.slot == 1
-    assert await slots(w) == ([] if said.session is None else [1])
+    assert moved is not None
+    assert moved.permit == permit
+    assert said.session is None or said.session.slot == to[-1]
+    assert await slots(w) == ([] if said.session is None else [to[-1]])
 
 
 async def test_only_its_own_worker_reaches_a_session_by_its_old_permit() -> None:
     w = world()
     granted = await opened(w, 3)
     await move(w, granted.permit, 1)
-    by_another, permit = await w.ledger.apply_for("B", Closing(granted.permit))
-    assert permit == granted.permit
+    by_another, moved = await w.ledger.apply_for("B", Closing(granted.permit))
+    assert moved is None
     for refused in (by_another, await w.ledger.apply(Closing(granted.permit))):
         assert isinstance(refused, Refused)
         assert refused.code is Code.GONE

@@ -29,7 +29,7 @@ def test_whoever_has_siblings_has_somewhere_to_go_and_goes_once(granted: list[in
     stands = session(slot=own, siblings=tuple(others))
     targets = [target for target in range(200) if may_move_to(stands, target)]
     assert targets
-    moved = replace(stands, slot=targets[0], from_kind="main", from_slot=own)
+    moved = replace(stands, slot=targets[0], left_slots=(f"main/{own}",))
     assert not any(may_move_to(moved, target) for target in range(200))
 
 

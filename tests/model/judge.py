@@ -165,7 +165,7 @@ class JudgedKeyspace(Keyspace):
             if key == KEYS.epoch() or was is not None or key not in self.entries:
                 continue
             new = session_of(self.entries[key])
-            source = gone.get(new.moved_from) if new.moved_from else None
+            source = gone.get(new.former_permits[-1]) if new.former_permits else None
             if source is not None and (old := before[source]) is not None:
                 self._judge.relocated(session_of(old), new)
                 moved |= {key, source}

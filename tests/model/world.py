@@ -224,9 +224,9 @@ class World:
 
     def _tell_moves(self, snapshot: LedgerSnapshot, worker: SimulatedWorker, chance: float) -> None:
         for held in snapshot.of_owner(worker.boot_id):
-            before = held.session.moved_from
-            if before is not None and before in worker.listed() and self.random.random() < chance:
-                worker.take(before, held.permit)
+            for former in held.session.former_permits:
+                if former in worker.listed() and self.random.random() < chance:
+                    worker.take(former, held.permit)
 
     def is_smaller(self) -> bool:
         """The policy has fewer slots than it had at first."""

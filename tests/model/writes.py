@@ -68,7 +68,7 @@ class Writes:
             return False
         request = self._request(after[0])
         return (request == self._request(before[1]) and after[1] == FREE
-                and self.production.sessions[after[0]].from_slot == 1)
+                and self.production.sessions[after[0]].left_slots == ("main/1",))
 
     def _purged(self, state: State, changed: list[int]) -> State:
         """Without what is on its way and compares what these slots were."""
@@ -112,7 +112,7 @@ class Writes:
             if answer is not Code.GONE or not self.config.follows:
                 return answer
             moved = self.production.sessions[state.image.slots[held]]
-            assert moved.moved_from == self.production.permit(op.request, said)
+            assert moved.former_permits == (self.production.permit(op.request, said),)
         if held != FREE:
             return self.production.decision(op, held, state.image.slots[held], on_record)
         for number, value in enumerate(state.image.slots):  # wherever it was: it stands there no more
