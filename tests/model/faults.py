@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from coordinator.epoch import NoEpoch, advanced, draining, read_epoch, swap_epoch
+from coordinator.ledger import fence
+from coordinator.ledger.proofs import Proven
 from coordinator.ledger.record import EpochState
 from coordinator.ledger.rules import Release
 from coordinator.ledger.snapshot import Held
@@ -111,18 +113,20 @@ async def tickets_cancelled(world: World) -> None:
 async def node_is_fenced(world: World) -> None:
     """It goes off, and no client hears of it by more than a reset; then it starts again."""
     address = world.random.choice(BACKENDS).address
-    world.fenced.append(world.servers.nodes[address].backend)
+    ledger = world.judge.snapshot(world.keyspace)
+    epoch = ledger.epoch.number if ledger.epoch and ledger.epoch.backend.address == address else 0
+    world.fenced.append(fence.what_goes_off(
+        world.servers.nodes[address].backend, [held.session for held in ledger.sessions], ledger.exits,
+        epoch))
     world.servers.restart(address, orderly=False)
 
 
 async def fencing_is_confirmed(world: World) -> None:
-    """It frees what was connected to the servers that were fenced.
-
-    Only permits with a process: an owner that never connected could still do so now that the node is back.
-    """
+    """It frees what ended with the nodes that were fenced; they are back, and who was paused may connect."""
     fenced, world.fenced = world.fenced, []
-    held = [each for each in _unknown(world) if each.session.pid and each.session.backend in fenced]
-    await _release(world, held, Proof.FENCED, Actor.FENCER)
+    for held in _unknown(world):
+        if any(isinstance(fence.proof_of_fence(held.session, each), Proven) for each in fenced):
+            await _release(world, [held], Proof.FENCED, Actor.FENCER)
 
 
 async def operator_attests(world: World) -> None:
@@ -138,9 +142,11 @@ def _unknown(world: World) -> list[Held]:
 
 
 async def _release(world: World, found: list[Held], proof: Proof, actor: Actor) -> None:
-    ledger = world.coordinators[0].ledger
+    ledger, exits = world.coordinators[0].ledger, world.judge.snapshot(world.keyspace).exits
     for held in found:
-        await ledger.apply(Release(held.permit, proof, actor, "test", seen_revision=held.mod_revision))
+        died = exits.get(held.session.owner)
+        await ledger.apply(Release(held.permit, proof, actor, "test", seen_revision=held.mod_revision,
+                                   exit_revision=died.mod_revision if died else 0))
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from coordinator import marking, reaping
-from coordinator.ledger import basis, proofs, requests, reservation, reserving, rules
+from coordinator.ledger import basis, fence, proofs, requests, reservation, reserving, rules
 from coordinator.ledger.access import Access
 from coordinator.ledger.ledger import Granted, Ledger
 from coordinator.ledger.proofs import Awaiting, Look, Proven
@@ -161,6 +161,15 @@ def _restart_frees_all(session: Session, look: Look, **options: Any) -> Proven |
     return _prove(session, look, **options)
 
 
+_prove_fence = fence.proof_of_fence
+
+
+def _fence_frees_all(session: Session, fenced: fence.Fenced) -> Proven | Awaiting:
+    if session.backend is not None and session.backend.address == fenced.address and not session.pid:
+        return Proven(Proof.FENCED, "its node went off")
+    return _prove_fence(session, fenced)
+
+
 def _null_is_absence(session: Session, look: Look, **options: Any) -> Proven | Awaiting:
     if session.pid and not any((row.pid, row.backend_start_us) == (session.pid, session.backend_start_us)
                                for row in look.rows):
@@ -232,6 +241,8 @@ PRODUCT_MUTANTS: dict[str, ProductMutant] = {
         (reaping, "proof_of_absence", _absence_of_the_unborn), (rules, "_release", _release_anyway))),
     "a restart frees a permit without a process": ProductMutant(patches=(
         (reaping, "proof_of_absence", _restart_frees_all), (rules, "_release", _release_anyway))),
+    "a fence frees a permit whose owner may only be paused": ProductMutant(patches=(
+        (fence, "proof_of_fence", _fence_frees_all), (rules, "_release", _release_anyway))),
     "NULL as absence": ProductMutant(patches=((reaping, "proof_of_absence", _null_is_absence),)),
     "an unknown outcome taken for a loss": ProductMutant(patches=((Access, "carry_out", _lost_if_unknown),)),
     "receipts forgotten while reservations are on their way": ProductMutant(

@@ -10,9 +10,10 @@ from random import Random
 
 from coordinator.election import Leader
 from coordinator.epoch import not_acknowledged
+from coordinator.ledger.fence import Fenced
 from coordinator.ledger.ledger import Seen
 from coordinator.ledger.limits import Limits
-from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, Worker
+from coordinator.ledger.record import Alias, Epoch, EpochState, Worker
 from coordinator.ledger.relocation import find_excess
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.store.api import Compare, Field, Put, StoreUnavailable, StoreUnknown, Txn
@@ -61,7 +62,7 @@ class World:
         self.healing = False
         self.workers: list[SimulatedWorker] = []
         self.gone: list[SimulatedWorker] = []
-        self.fenced: list[Backend] = []  # servers that are off for certain, and not said to be yet
+        self.fenced: list[Fenced] = []  # nodes that are off for certain, and not said to be yet
         self._run_dir = run_dir
         self._make = make
         self._boots = 0
