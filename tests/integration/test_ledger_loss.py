@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from pooler.demo.etcd import Etcd
+from pooler.demo.fleet import http_get
 from tests.support.etcd import MakeEtcd
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database
@@ -104,6 +105,13 @@ def logged(fleet: RunningFleet, event: str) -> list[str]:
     return [line for line in fleet.fleet.log.read_text().splitlines() if event in line]
 
 
+def lost_by_metric(fleet: RunningFleet) -> float:
+    """pooler_ledger_lost of the coordinator."""
+    _, text = http_get(fleet.fleet.ports.http, "/metrics")
+    return next((float(line.rpartition(" ")[2]) for line in text.splitlines()
+                 if line.startswith("pooler_ledger_lost{")), -1.0)
+
+
 def show(fleet: RunningFleet) -> Any:
     done = fleet.fleet.command("ledger", "show", fleet.database.dbname, "--json")
     assert done.returncode == 0, done.stderr
@@ -132,6 +140,7 @@ def test_clients_are_served_on_nobody_grows_and_a_rebuild_brings_the_ledger_back
         assert len(before) < PERMITS
         LOSSES[loss](etcd, snapshot)
         wait_until(lambda: logged(fleet, "ledger_lost"), "it is told", 20)
+        wait_until(lambda: lost_by_metric(fleet) == 1, "the metric that pages says so", 10)
 
         lost_at = load.done
         wait_until(lambda: load.done > lost_at + 100, "the load goes on", 20)
@@ -152,6 +161,7 @@ def test_clients_are_served_on_nobody_grows_and_a_rebuild_brings_the_ledger_back
         wait_until(lambda: audit_is_clean(fleet), "the audit is clean", 40)
         again = fleet.fleet.command("ledger", "rebuild", fleet.database.dbname, "--evidence", "once more")
         assert (again.returncode, "nothing is to be rebuilt" in again.stderr) == (1, True)
+        wait_until(lambda: lost_by_metric(fleet) == 0, "the page ends", 10)
         wait_until(lambda: grows(fleet, before), "the fleet grows again", 60)
     assert load.faults == []
     assert [fault for fault in wish.faults if "the ledger is LOST" not in fault] == []
