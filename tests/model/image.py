@@ -197,7 +197,7 @@ class Production:
                 return Reassert(permit)
             case "relocate":
                 head = _founded(self.slots).entries[KEYS.ledger()]
-                return Relocate(permit, Kind.MAIN, 0, head.mod_revision)
+                return Relocate(permit, Kind.MAIN, slot - 1, head.mod_revision)
             case "terminating":
                 return Terminating(permit, seen_revision=SLOT)
             case "release":

@@ -21,12 +21,12 @@ class Moves:
         self._owners = writes.owners
 
     def relocation(self, state: State, request: int) -> Steps:
-        """From the second slot to the first, where that is free; and the word of it to the owner."""
+        """To the slot below, where that is free; and the word of it to the owner."""
         owner, slot = self._owners[request], self._writes.slot_of(state, request)
         if not state.image.keys[owner] or slot == FREE:
             return
         is_open = self._writes.permit_state(state, request) is SessionState.OPEN
-        if slot > 0 and state.image.slots[0] == FREE and is_open:
+        if slot > 0 and state.image.slots[slot - 1] == FREE and is_open:
             op = Op("relocate", request)
             answer = self._writes.decide(state, op)
             if isinstance(answer, Code):

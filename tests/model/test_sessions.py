@@ -68,6 +68,12 @@ def test_sessions_that_move_to_the_first_slot_are_safe_and_every_permit_becomes_
     assert (weighed.states, weighed.transitions) == (found.states, found.transitions)
 
 
+def test_a_session_that_moves_twice_before_its_owner_hears_is_never_told_to_be_gone() -> None:
+    found = Explorer(Sessions(replace(MOVES, slots=3), (0,))).run()
+    print(found)  # noqa: T201 - the figures of the run
+    assert found.sound, found
+
+
 @pytest.mark.skipif(not IS_LONG, reason="MODEL=long")
 @pytest.mark.timeout(1_800)
 def test_sessions_that_move_are_safe_while_an_owner_fails_and_two_writes_are_late() -> None:

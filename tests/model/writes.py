@@ -64,11 +64,13 @@ class Writes:
 
     def _is_move(self, before: tuple[int, ...], after: tuple[int, ...]) -> bool:
         """A session has left one slot for another that was free."""
-        if not self.config.moves or before[0] != FREE or after[0] == FREE:
+        came = [slot for slot, value in enumerate(after) if value != FREE == before[slot]]
+        left = [slot for slot, value in enumerate(before) if value != FREE == after[slot]]
+        if not self.config.moves or (len(came), len(left)) != (1, 1):
             return False
-        request = self._request(after[0])
-        return (request == self._request(before[1]) and after[1] == FREE
-                and self.production.sessions[after[0]].left_slots == ("main/1",))
+        (came_to,), (left_from,) = came, left
+        return (self._request(after[came_to]) == self._request(before[left_from])
+                and self.production.sessions[after[came_to]].left_slots[-1:] == (f"main/{left_from}",))
 
     def _purged(self, state: State, changed: list[int]) -> State:
         """Without what is on its way and compares what these slots were."""
@@ -112,7 +114,7 @@ class Writes:
             if answer is not Code.GONE or not self.config.follows:
                 return answer
             moved = self.production.sessions[state.image.slots[held]]
-            assert moved.former_permits == (self.production.permit(op.request, said),)
+            assert self.production.permit(op.request, said) in moved.former_permits
         if held != FREE:
             return self.production.decision(op, held, state.image.slots[held], on_record)
         for number, value in enumerate(state.image.slots):  # wherever it was: it stands there no more
