@@ -53,12 +53,26 @@ class _Followed:
     said: Verdict = field(default_factory=Stay)
     open_elsewhere: bool = False  # sessions were opened at hosts that are none of ours now
     clear_at: float = 0.0
+    timeline: tuple[int, int] = (0, 0)  # the epoch, and the latest that its backend was a primary on
 
     @classmethod
     def of(cls, specs: Sequence[DatabaseSpec]) -> _Followed:
         lags = [spec.max_replica_lag_seconds for spec in specs if spec.max_replica_lag_seconds is not None]
         hosts = dict.fromkeys(host for spec in specs for host in spec.hosts)
         return cls(tuple(hosts), specs[0].role, min(lags, default=None))
+
+    def on_its_timeline(self, epoch: Epoch, seen: Seen) -> Epoch:
+        """The epoch as it is to be judged: on the timeline that its backend was seen on as a primary since.
+        It may have been promoted in its place, and only a later one than that is a successor's."""
+        number, timeline = self.timeline
+        if number != epoch.number:
+            timeline = 0
+        if isinstance(seen, Glance) and not seen.backend.in_recovery and (
+                seen.backend.system_identifier == epoch.backend.system_identifier):
+            timeline = max(timeline, seen.backend.timeline)
+        self.timeline = epoch.number, timeline
+        latest = max(timeline, epoch.backend.timeline)
+        return replace(epoch, backend=replace(epoch.backend, timeline=latest))
 
 
 class Following:
@@ -168,6 +182,7 @@ class Following:
         everywhere, followed.hinted = followed.hinted, False
         here = epoch.backend.address
         looks = await self._look([here])
+        epoch = followed.on_its_timeline(epoch, looks[here])
         verdict = self._decide(followed, epoch, looks)
         if everywhere or needs_all(verdict):
             named = self._cluster.leader if self._cluster is not None else None

@@ -94,6 +94,30 @@ async def test_where_nobody_can_serve_it_is_told_once_and_again_when_it_is_over(
         assert set(on.nodes.closed) == {B.address, C.address}
 
 
+async def test_a_server_that_was_promoted_in_its_place_is_left_only_for_a_later_timeline_than_that(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        on.nodes.at[A.address] = Node(replace(A, timeline=3))
+        await on.follow()
+        primary_dies(on)
+        standby_is_promoted(on)  # on timeline 2: of before
+        assert not await on.follow()
+        on.nodes.at[C.address] = Node(replace(C, timeline=4, in_recovery=False))
+        assert await on.follow()
+        assert (await on.epoch()).backend.address == C.address
+
+
+async def test_an_old_primary_that_follows_the_new_one_holds_up_no_failover(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        on.nodes.at[A.address] = Node(replace(A, timeline=2, in_recovery=True))
+        standby_is_promoted(on)
+        assert await on.follow()
+        assert (await on.epoch()).backend == B2
+
+
 async def test_a_second_primary_is_told_of_and_not_followed(tmp_path: Path, clock: MockClock) -> None:
     async with followed(tmp_path) as on:
         standby_is_promoted(on)
