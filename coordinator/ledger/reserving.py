@@ -116,6 +116,8 @@ class Reserving:
         kind = wave[0].ask.kind
         turn = self._turns.get(kind, 0)
         batch = self._plan_on_known(wave, turn, stops=True)
+        if not batch.plans:
+            batch = await self._plan_ahead(wave, turn)
         if batch.plans:
             return batch
         alias, looked_at = self._basis.alias, 0
@@ -134,6 +136,18 @@ class Reserving:
             if batch.plans or answers or not batch.answers:
                 return replace(batch, answers=answers)
             turn += 1
+
+    async def _plan_ahead(self, wave: Sequence[Pending], turn: int) -> Batch:
+        """In the next window, of which nothing but itself is read: a pool may have thousands of seats."""
+        ask = wave[0].ask
+        ahead = self._basis.next_turn(ask, turn)
+        if ahead == turn or self._basis.limits_for(ask) is None:
+            return Batch()
+        await self._read_grounds(wave, ahead, what_is_unknown=True)
+        batch = self._plan_on_known(wave, ahead, stops=True)
+        if batch.plans:
+            self._turns[ask.kind] = ahead
+        return batch
 
     def _plan_on_known(self, wave: Sequence[Pending], turn: int, *, stops: bool) -> Batch:
         """No await between this and the sending of what it plans: nobody leaves in between."""
@@ -159,7 +173,9 @@ class Reserving:
             return answer is not None
         return looked_at >= self._basis.windows_for(ask) or self._basis.is_beyond(ask)
 
-    async def _read_grounds(self, wave: Sequence[Pending], turn: int) -> None:
+    async def _read_grounds(
+        self, wave: Sequence[Pending], turn: int, *, what_is_unknown: bool = False
+    ) -> None:
         """For the first of them, and as many more as one read has room for."""
         spans: dict[Span, None] = {}
         for each in wave:
@@ -167,6 +183,9 @@ class Reserving:
             if len(more) > TXN_OPERATIONS_MAX:
                 break
             spans = more
+        if what_is_unknown:
+            spans = {span: None for span in spans if self._basis.known.read(span) is None}
+            spans |= {only(self._keys.ledger()): None}
         outcome = await self._access.ask(reading(*spans))
         self._basis.known.learn(tuple(spans), outcome.reads)
 
