@@ -1,10 +1,6 @@
-"""More ways to break a ledger, by the numbers of the findings; see test_traces.py for 1-8, 14 and 18-21.
+"""More ways to break a ledger, by the numbers of docs/ledger-cases.md; see test_traces.py for 1-8, 14, 18-21.
 
-Some are about other parts and have their tests there: 29, tables of sessions (pool/test_session_table.py);
-31, cancel requests (integration/test_cancel.py). Permits of execution, loans, token buckets, hand-over and
-tickets that clients name are not built yet, and with them come 9, 12, 13, 23, 27, 32, 33 and of 22 the keys
-of those who want a slot. Of 17 the reserve for a failover is not built yet, of 25 the resignation of a leader
-that sees nothing.
+That page names the tests of the others, and what waits for parts that are not built yet.
 """
 
 from __future__ import annotations
