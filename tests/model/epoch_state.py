@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.model.epoch_store import GONE, EpochStore, Image, Tamper
 from tests.model.explorer import Step
@@ -105,5 +105,5 @@ class Base:
 
 def put_all(state: State, at: int, **values: int) -> State:
     """One worker's values of several fields."""
-    changed = {name: put(getattr(state, name), at, value) for name, value in values.items()}
+    changed: dict[str, Any] = {name: put(getattr(state, name), at, value) for name, value in values.items()}
     return state._replace(**changed)

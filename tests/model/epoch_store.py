@@ -49,6 +49,7 @@ from coordinator.registry import Introduction, Local, Registry
 from coordinator.store.api import Entry, Field, LeaseGone, Lost, Put, Txn, Won, absent
 from coordinator.store.memory import Keyspace
 from coordinator.view import View
+from pooler.admission.ticket import Ticket
 from pooler.pool.core import PoolCore
 from pooler.pool.ledger_view import LedgerView
 from tests.ledger.ground import BACKEND, FLEET, KEYS, TAG, ask, found
@@ -105,6 +106,18 @@ def usable(epoch: int, under: int) -> bool:
     core = PoolCore[FakeSession](10, 10)
     core.epoch, core.serving = heard(epoch).epoch, heard(epoch).serving
     return core.usable(FakeSession(epoch=under), 0.0) and not core.blocked
+
+
+@cache
+def grants(epoch: int, under: int, *, own_lease: bool) -> bool:
+    """Whether somebody who asks a pool that heard this, and has such a session, gets it."""
+    core = PoolCore[FakeSession](10, 10)
+    core.epoch, core.serving = heard(epoch).epoch, heard(epoch).serving
+    core.grants_until = float("inf") if own_lease else 0.0
+    session, ticket = FakeSession(epoch=under), Ticket(lambda given: None, lambda error: None)
+    core.give(session, 0.0)
+    ticket.start(1.0, float("inf"))
+    return core.request(ticket) is session
 
 
 def may_be_promoted(promoted: bool) -> bool:
@@ -260,7 +273,8 @@ class EpochStore:
 
     def _left(self, image: Image) -> tuple[int, int]:
         """What a drain of N still waits for: sessions that may live, and those of them that are unknown."""
-        seen = look_at(self.snapshot(image), KEYS.database, 1, {}, step="", now_us=0, elapsed_seconds=0)
+        seen = look_at(self.snapshot(image), KEYS.database, 1, {}, step="", now_us=0, elapsed_seconds=0,
+                       lease_ttl_seconds=5.0)
         return seen.left, len(seen.unknown)
 
     # ---- the reference store

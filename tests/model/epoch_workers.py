@@ -28,7 +28,7 @@ from tests.model.epoch_state import (
     Steps,
     put_all,
 )
-from tests.model.epoch_store import FREE, GONE, OLD, TWO, WORKERS, Image, heard, number_of, usable
+from tests.model.epoch_store import FREE, GONE, OLD, TWO, WORKERS, Image, grants, heard, number_of, usable
 from tests.model.state import put
 
 TOO_LATE = "I10: granted in the old epoch after the advance was complete"
@@ -200,8 +200,8 @@ class Workers(Base):
             yield f"{name} may not open", state._replace(phases=put(state.phases, request, DONE)), True, None
 
     def _may_grant(self, state: State, request: int, worker: int) -> bool:
-        stopped = self.config.stop and not state.own[worker]
-        return usable(state.views[worker], state.under[request]) and not stopped
+        lasts = not self.config.stop or bool(state.own[worker])
+        return grants(state.views[worker], state.under[request], own_lease=lasts)
 
     def _granting(self, state: State, request: int, worker: int) -> Steps:
         """What is given to nobody any more is closed, with its proof."""
