@@ -26,7 +26,7 @@ LOGIN_BOUNDS: Bounds = {
 }
 LEDGER_BOUNDS: Bounds = {
     ("session", "more_p50_ms"): ("ms of a reservation, p50", "<=", 5.0),
-    ("at_once", "ratio"): ("reservations beside puts, 64 at once", ">=", 0.5),
+    ("at_once", "burst_ratio"): ("64 at once beside plain puts", ">=", 0.5),
     ("steady", "per_transaction"): ("etcd requests per transaction", "<=", 0.0),
 }
 BOUNDS: Bounds = {

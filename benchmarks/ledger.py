@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -99,8 +100,9 @@ async def _sessions(scene: Scene, say: Say) -> dict[str, float]:
     found = {f"{name}_{part}_ms": round(1000 * _part(times, share), 3)
              for name, times in (("connect", plain), ("reserve", reserved), ("both", whole))
              for part, share in (("p50", 0.5), ("p99", 0.99))}
-    found["more_p50_ms"] = round(found["both_p50_ms"] - found["connect_p50_ms"], 3)
-    found["more_p99_ms"] = round(found["both_p99_ms"] - found["connect_p99_ms"], 3)
+    more = [after - before for before, after in zip(plain, whole, strict=True)]  # of neighbours in time
+    found["more_p50_ms"] = round(1000 * _part(more, 0.5), 3)
+    found["more_p99_ms"] = round(1000 * _part(more, 0.99), 3)
     say(f"connect p50 {found['connect_p50_ms']:.2f} ms, with a reservation {found['both_p50_ms']:.2f} ms; "
         f"p99 {found['connect_p99_ms']:.2f} and {found['both_p99_ms']:.2f} ms")
     return found
@@ -110,24 +112,37 @@ async def _at_once(scene: Scene, say: Say) -> dict[str, float]:
     """Rates of reservations and of plain puts, in turns: with AT_ONCE in flight all the time, and of AT_ONCE
     alone (`burst`)."""
     rates: dict[str, list[float]] = {}
+    cpu: dict[str, float] = {}
     requests = 0.0
     for count in [EACH] * ROUNDS + [1] * BURSTS:
         kind = "burst_" if count == 1 else ""
         round_ = _Round(scene)
-        rates.setdefault(kind + "puts", []).append(await _rate(round_.put, count))
         before = scene.etcd.requests()
-        rates.setdefault(kind + "reservations", []).append(await _rate(round_.reserve, count))
-        requests += (scene.etcd.requests() - before) if count > 1 else 0
+        for what, work in (("reservations", round_.reserve), ("puts", round_.put)):
+            spent = _cpu_us(scene)
+            rates.setdefault(kind + what, []).append(await _rate(work, count))
+            cpu[kind + what] = cpu.get(kind + what, 0) + _cpu_us(scene) - spent
+            requests += (scene.etcd.requests() - before) if kind + what == "reservations" else 0
         await _rate(round_.release, count)
     found: dict[str, float] = {
         f"{name}_per_s": round(statistics.median(each)) for name, each in rates.items()}
     found |= {"etcd_requests_each": round(requests / (ROUNDS * EACH * AT_ONCE), 3),
               "ratio": round(found["reservations_per_s"] / found["puts_per_s"], 3),
-              "burst_ratio": round(found["burst_reservations_per_s"] / found["burst_puts_per_s"], 3)}
+              "burst_ratio": round(found["burst_reservations_per_s"] / found["burst_puts_per_s"], 3),
+              "reservation_cpu_us": round(cpu["reservations"] / (ROUNDS * EACH * AT_ONCE)),
+              "put_cpu_us": round(cpu["puts"] / (ROUNDS * EACH * AT_ONCE))}
     say(f"{AT_ONCE} in flight: {found['reservations_per_s']} reservations/s, {found['puts_per_s']} plain "
         f"puts/s, {found['etcd_requests_each']:.2f} requests to etcd for each; a burst of {AT_ONCE}: "
-        f"{found['burst_reservations_per_s']}/s beside {found['burst_puts_per_s']}/s")
+        f"{found['burst_reservations_per_s']}/s beside {found['burst_puts_per_s']}/s; CPU of each "
+        f"{found['reservation_cpu_us']} and {found['put_cpu_us']} us")
     return found
+
+
+def _cpu_us(scene: Scene) -> float:
+    """Of everybody who takes part: coordinator, etcd, and this process."""
+    child = scene.etcd.members[0].child
+    assert child is not None
+    return 1e6 * (cpu_seconds(scene.coordinator) + cpu_seconds(child.pid) + time.process_time())
 
 
 async def _rate(work: Callable[[int], Awaitable[None]], each: int) -> float:
