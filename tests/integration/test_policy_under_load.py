@@ -51,14 +51,13 @@ class Ground:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def publish(self, generation: int, slots: int) -> None:
-        """As the active one, with another number of permits."""
+    def publish(self, generation: int, slots: int, code: int = 0) -> str:
+        """As the active one, with another number of permits; what the command printed."""
         document = self._ask(self._document) | {"generation": generation, "serverSessionPermits": slots}
         document["executionClasses"] = {"interactive": {"permits": slots, "maxQueue": 5000}}
         file = Path(self.fleet.fleet.plan.directory) / f"generation-{generation}.yaml"
         file.write_text(yaml.safe_dump(document))
-        printed = self.policy("publish", file)
-        assert f"ALTER DATABASE \"{self.fleet.database.dbname}\" CONNECTION LIMIT" in printed
+        return self.policy("publish", file, code=code)
 
     async def _document(self, store: Store) -> dict[str, Any]:
         alias = Alias.decode((await store.read(self.keys.alias())).entries[0].value)
@@ -157,7 +156,8 @@ def test_publish_promote_and_roll_back_under_clients_that_never_stop(start: Call
     db, load, since = on.fleet.database.dbname, Load(on.fleet, CLIENTS), on.revision()
     with load.running(), on.counted():
         load.goes_on()
-        on.publish(2, LARGE)
+        assert "(max_connections " in on.publish(9, 50_000, code=1)  # the server has no room for it
+        assert f'ALTER DATABASE "{db}" CONNECTION LIMIT' in on.publish(2, LARGE)
         on.policy("shadow", db, 2)
         load.goes_on()
         assert on.policy("promote", db, 2).startswith(f"{on.fleet.fleet.plan.ledger}: generation 2 is active")
