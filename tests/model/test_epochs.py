@@ -46,7 +46,7 @@ LONG = {
 }
 
 
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("name", [*SHORT, *(LONG if IS_LONG else ())])
 def test_an_advance_is_safe_and_heals(name: str) -> None:
     found = explore((SHORT | LONG)[name])

@@ -45,7 +45,7 @@ def explore(config: Config) -> Explored[State]:
     return found
 
 
-@pytest.mark.timeout(1_800)
+@pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("name", [*SHORT, *(LONG if IS_LONG else ())])
 def test_a_lost_ledger_is_made_anew_whatever_happens_meanwhile(name: str) -> None:
     found = explore((SHORT | LONG)[name])
