@@ -23,8 +23,9 @@ from coordinator.epoch import (
     active_again,
     advanced,
     draining,
-    is_promoted,
+    is_in_recovery_still,
     note_promotion,
+    ordering,
     read_epoch,
 )
 from coordinator.epoch_moves import MoveUnknown, move_epoch, pause
@@ -98,7 +99,7 @@ class _Drain:
         self._started = trio.current_time()
         self._said_at = float("-inf")
         self._last: Progress | None = None
-        self._promotes = False  # from then on the target may be a primary, whatever its command says
+        self._ordered: EpochEntry | None = None  # from then on the target may be a primary, whatever it says
 
     @property
     def _deadline(self) -> float:
@@ -178,23 +179,23 @@ class _Drain:
         number = stopped.epoch.number
         await self._until_gone(number, "draining", stopped)
         if target.in_recovery:
-            await self._confirm(stopped, lease)
-            self._promotes = True
+            stopped = self._ordered = await self._confirm(stopped, lease)
         await self._promote(target, number)
         fresh = await self._until_primary(target, number)
         after = advanced(stopped.epoch, fresh, now_us=self._now_us(), reason="drained",
                          drain_timeout_seconds=self._order.drain_timeout_seconds)
         return await self._advance(stopped, after)
 
-    async def _confirm(self, stopped: EpochEntry, lease: Lease) -> None:
+    async def _confirm(self, stopped: EpochEntry, lease: Lease) -> EpochEntry:
         """The old epoch is still closed, by this command, for a lease's time: else nothing is promoted. From
-        here on nobody aborts it."""
+        here on nobody aborts it. Raises Ended."""
         while True:
             try:
                 if not await lease.keep_alive():
                     raise Ended(Code.TIMED_OUT, "aborted: the drain's lease is gone; nothing was promoted")
-                if await note_promotion(self._store, self._keys, stopped, lease.id):
-                    return
+                ordered = await note_promotion(self._store, self._keys, stopped, lease.id)
+                if ordered is not None:
+                    return ordered
                 raise Ended(Code.TIMED_OUT, "aborted before the promotion")
             except (StoreUnknown, StoreUnavailable, NoEpoch) as fault:
                 if trio.current_time() >= self._deadline:
@@ -261,26 +262,33 @@ class _Drain:
         """Best effort; what became of the old epoch, as a suffix. What is not written here the leader writes
         once the lease is gone: it too looks at the target first."""
         number = stopped.epoch.number
-        if self._promotes and await self._may_be_promoted(stopped.epoch):
+        if self._ordered is not None and await self._may_be_promoted(stopped.epoch):
             return (f"; epoch {number} does not grant again here, since the target was or may be promoted: "
                     f"the leader decides by what it sees there")
         after = active_again(stopped.epoch, now_us=self._now_us(), reason="the drain was given up")
         try:
-            again = await move_epoch(
-                self._store, self._keys, stopped, after, deletes=(self._keys.drain(),),
-                is_mine=lambda found, command: found.epoch == after, seconds_max=GRANT_AGAIN_SECONDS)
-            now = again or await read_epoch(self._store, self._keys)
+            now = await self._move_back(self._ordered or stopped, after)
+            if now.epoch == ordering(stopped.epoch) and self._ordered is None:
+                now = await self._move_back(now, after)  # the note of it landed late: nothing was ordered
         except (MoveUnknown, StoreUnknown, StoreUnavailable, NoEpoch):
             return f"; {_SILENT}: epoch {number} is active again once the leader sees this command gone"
         if now.epoch.number == number and now.epoch.state is EpochState.ACTIVE:
             return f"; epoch {number} is active again"
         return f"; epoch {now.epoch.number} is {now.epoch.state} at {now.epoch.backend.address}"
 
+    async def _move_back(self, before: EpochEntry, after: Epoch) -> EpochEntry:
+        """The epoch as it stands then. Raises MoveUnknown, StoreUnknown, StoreUnavailable, NoEpoch."""
+        again = await move_epoch(
+            self._store, self._keys, before, after, deletes=(self._keys.drain(),),
+            is_mine=lambda found, command: found.epoch == after, seconds_max=GRANT_AGAIN_SECONDS)
+        return again or await read_epoch(self._store, self._keys)
+
     async def _may_be_promoted(self, stopped: Epoch) -> bool:
         assert stopped.target is not None  # a planned drain names it
         with trio.move_on_after(LOOK_SECONDS_MAX):
             try:
-                return is_promoted(stopped, (await self._eyes.look(stopped.target.address)).backend)
+                look = await self._eyes.look(stopped.target.address)
+                return not is_in_recovery_still(stopped, look.backend)
             except LookFailed:
                 pass
         return True

@@ -25,21 +25,18 @@ class MayBePromoted(Exception):
     """The target of a drain is a primary or may become one: the old epoch must not grant beside it."""
 
 
-PROMOTES = b"promotes"  # value of the drain's key once its command is about to order the promotion
-
-
 def draining(
     epoch: Epoch, *, timeout_seconds: float, now_us: int, reason: str, target: Backend | None = None
 ) -> Epoch:
     """The same epoch without new grants; its busy sessions are cancelled after `timeout_seconds`."""
     return replace(epoch, state=EpochState.DRAINING, since_us=now_us, reason=reason,
-                   drain_timeout_seconds=timeout_seconds, target=target)
+                   drain_timeout_seconds=timeout_seconds, target=target, promotes=False)
 
 
 def active_again(epoch: Epoch, *, now_us: int, reason: str) -> Epoch:
     """A drain that was given up: the same epoch grants again."""
     return replace(epoch, state=EpochState.ACTIVE, since_us=now_us, reason=reason, drain_timeout_seconds=0.0,
-                   target=None)
+                   target=None, promotes=False)
 
 
 def advanced(
@@ -47,7 +44,12 @@ def advanced(
 ) -> Epoch:
     """The next epoch, granting at `backend`; what is left of older ones ends within the drain timeout."""
     return replace(epoch, number=epoch.number + 1, state=EpochState.ACTIVE, backend=backend, since_us=now_us,
-                   reason=reason, drain_timeout_seconds=drain_timeout_seconds, target=None)
+                   reason=reason, drain_timeout_seconds=drain_timeout_seconds, target=None, promotes=False)
+
+
+def ordering(epoch: Epoch) -> Epoch:
+    """The same drain with its promotion about to be ordered: what outlives the command that orders it."""
+    return replace(epoch, promotes=True)
 
 
 def is_promoted(epoch: Epoch, seen: Backend) -> bool:
@@ -55,6 +57,28 @@ def is_promoted(epoch: Epoch, seen: Backend) -> bool:
     target = epoch.target
     return (target is not None and seen.address == target.address and not seen.in_recovery
             and target.in_recovery and seen.system_identifier == epoch.backend.system_identifier)
+
+
+def is_in_recovery_still(epoch: Epoch, seen: Backend) -> bool:
+    """Whether it is the target of the drain, seen not to have been promoted: then the old one may serve."""
+    target = epoch.target
+    return (target is not None and seen.address == target.address and seen.in_recovery
+            and seen.system_identifier == epoch.backend.system_identifier)
+
+
+def after_abandoned(epoch: Epoch, seen: Backend | None, *, now_us: int) -> Epoch | None:
+    """What becomes of a drain whose command is gone; None: it stays as it is, until that can be told.
+
+    `seen`: its target as it was looked at since; None: that failed. Where the promotion was ordered, the old
+    epoch grants again only by a look that shows the target in recovery: who cannot be seen may be a primary.
+    """
+    why = "the draining command is gone"
+    if seen is not None and is_promoted(epoch, seen):
+        return advanced(epoch, seen, now_us=now_us, reason=f"{why}, and its target was promoted",
+                        drain_timeout_seconds=epoch.drain_timeout_seconds)
+    if epoch.promotes and (seen is None or not is_in_recovery_still(epoch, seen)):
+        return None
+    return active_again(epoch, now_us=now_us, reason=why)
 
 
 def not_acknowledged(epoch: int, db: str, workers: dict[str, Worker]) -> list[str]:
@@ -115,33 +139,43 @@ async def read_command(store: Store, keys: DbKeys) -> tuple[EpochEntry, Entry | 
     return _entry(found[keys.epoch()]), found.get(keys.drain())
 
 
-async def note_promotion(store: Store, keys: DbKeys, stopped: EpochEntry, lease: int) -> bool:
-    """Notes in the drain's key that the promotion is about to be ordered; True: it stands there.
+async def note_promotion(
+    store: Store, keys: DbKeys, stopped: EpochEntry, lease: int
+) -> EpochEntry | None:
+    """Notes in the epoch that the promotion is about to be ordered; the epoch with that, once it stands.
 
-    False: the epoch is not as this command left it, or its key (on `lease`) is gone: nothing may be promoted.
-    From then on nobody aborts the drain. Raises NoEpoch, StoreUnavailable; StoreUnknown: ask again.
+    None: the epoch is not as this command left it, or its key (on `lease`) is gone: nothing may be promoted.
+    From then on nobody reopens the old epoch without a word of the target. Raises NoEpoch, StoreUnavailable;
+    StoreUnknown: ask again.
     """
     found, command = await read_command(store, keys)
-    if found.mod_revision != stopped.mod_revision or command is None or command.lease != lease:
-        return False
-    if command.value == PROMOTES:
-        return True
-    compares = (unchanged(keys.epoch(), stopped.mod_revision), unchanged(command.key, command.mod_revision))
-    return isinstance(await store.txn(Txn(compares, (Put(command.key, PROMOTES, lease),))), Won)
+    if command is None or command.lease != lease:
+        return None
+    if found.epoch == ordering(stopped.epoch):
+        return found
+    if found.mod_revision != stopped.mod_revision:
+        return None
+    return await swap_epoch(store, keys, stopped, ordering(stopped.epoch),
+                            unchanged(command.key, command.mod_revision))
 
 
-def allowing_abort(keys: DbKeys, epoch: Epoch, command: Entry | None) -> Compare:
-    """What an abort of the drain of `epoch` compares beside it, so that no promotion was ordered.
+def allow_abort(epoch: Epoch, command: Entry | None, *, attested: bool = False) -> None:
+    """Whether an operator may give the drain of `epoch` up. The write of that compares the epoch.
 
-    Raises MayBePromoted: it was, or its command is gone and nobody has looked at the target since.
+    `attested`: somebody vouches that the target is no primary and will not become one. Raises MayBePromoted
+    where the promotion was ordered, and the command is still at it, or nobody vouches; and where the command
+    is gone and nobody has looked at the target since.
     """
-    target = epoch.target
-    if target is not None and target.in_recovery and (command is None or command.value == PROMOTES):
-        who = ("the command that drains is gone, the leader looks there and ends the drain"
-               if command is None else
-               "the command that drains ends by itself; interrupt it if it should not wait any longer")
-        raise MayBePromoted(f"{target.address} may be promoted already: {who}")
-    return unchanged(command.key, command.mod_revision) if command is not None else absent(keys.drain())
+    is_gone = command is None
+    may_be = epoch.promotes or (is_gone and epoch.target is not None and epoch.target.in_recovery)
+    if not may_be or (attested and is_gone):
+        return
+    who = ("the command that drains is gone: the leader ends the drain as soon as it sees that server; "
+           "where you know that it is no primary and will be none, say how: --evidence '…'"
+           if is_gone else
+           "the command that drains ends by itself; interrupt it if it should not wait any longer")
+    address = epoch.target.address if epoch.target is not None else "the target"
+    raise MayBePromoted(f"{address} may be promoted already: {who}")
 
 
 async def abandoned_drain(store: Store, keys: DbKeys) -> EpochEntry | None:
@@ -154,15 +188,12 @@ async def abandoned_drain(store: Store, keys: DbKeys) -> EpochEntry | None:
 
 
 async def end_abandoned(
-    store: Store, keys: DbKeys, before: EpochEntry, promoted: Backend | None, now_us: int, *, fence: Compare
+    store: Store, keys: DbKeys, before: EpochEntry, seen: Backend | None, now_us: int, *, fence: Compare
 ) -> Epoch | None:
-    """The epoch grants again, or the next one does if the target was promoted; None: somebody was faster."""
-    why = "the draining command is gone"
-    if promoted is None:
-        after = active_again(before.epoch, now_us=now_us, reason=why)
-    else:
-        after = advanced(before.epoch, promoted, now_us=now_us, reason=f"{why}, and its target was promoted",
-                         drain_timeout_seconds=before.epoch.drain_timeout_seconds)
+    """Ends an abandoned drain as `after_abandoned` says; None: it stays, or somebody was faster."""
+    after = after_abandoned(before.epoch, seen, now_us=now_us)
+    if after is None:
+        return None
     won = await swap_epoch(store, keys, before, after, absent(keys.drain()), fence)
     return None if won is None else after
 

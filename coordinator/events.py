@@ -34,6 +34,7 @@ class Event(StrEnum):
     EPOCH_BACK_TO_ACTIVE = "epoch_back_to_active"
     EPOCH_FAILED_OVER = "epoch_failed_over"
     FAILOVER_OVER = "failover_over"
+    DRAIN_UNDECIDED = "drain_undecided"
     BACKEND_UNFIT = "backend_unfit"
     BACKEND_DOUBTFUL = "backend_doubtful"
     BACKEND_FIT = "backend_fit"

@@ -17,11 +17,11 @@ import trio
 from coordinator import inspect
 from coordinator.alerting import tell
 from coordinator.alerts import Alert, Told, Watchlist, unwatched
-from coordinator.epoch import EpochEntry, abandoned_drain, end_abandoned, is_promoted
+from coordinator.epoch import abandoned_drain, end_abandoned
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
-from coordinator.ledger.record import Backend, EpochState, Session
+from coordinator.ledger.record import Backend, Epoch, EpochState, Session
 from coordinator.ledger.rules import MarkOwnerGone, session_of
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.looks import Eyes, LookFailed
@@ -50,6 +50,7 @@ class OwnerReaper:
         self._now_us = now_us
         self._watchlists = {db: Watchlist() for db in ledgers}
         self._told = {db: Told() for db in ledgers}
+        self.undecided: dict[str, str] = {}  # by database: why its abandoned drain cannot be ended
         self.on_unknown: list[Callable[[str, Session], None]] = []
 
     @property
@@ -64,6 +65,8 @@ class OwnerReaper:
         """
         if snapshot.epoch is not None and snapshot.epoch.state is EpochState.DRAINING:
             await self._revive_epoch(db, fence)
+        else:
+            self.undecided.pop(db, None)
         await self._mark_orphans(db, snapshot)
         await self._alert(db, snapshot, clock_us)
         if snapshot.exits:
@@ -86,27 +89,41 @@ class OwnerReaper:
 
     async def _revive_epoch(self, db: str, fence: Compare) -> None:
         """A drain whose command died: its lease took its key away, so the old epoch grants again. Not if the
-        command had promoted its target: then clients would write at two primaries."""
+        command had promoted its target: then clients would write at two primaries. Where the promotion was
+        ordered and the target cannot be seen, nobody grants until it is."""
         keys = self._keys.db(db)
         before = await abandoned_drain(self._store, keys)
         if before is None:
+            self.undecided.pop(db, None)
             return
-        promoted = await self._promoted(before)
-        after = await end_abandoned(self._store, keys, before, promoted, self._now_us(), fence=fence)
+        seen, why = await self._look_at_target(before.epoch)
+        after = await end_abandoned(self._store, keys, before, seen, self._now_us(), fence=fence)
         if after is not None:
+            self.undecided.pop(db, None)
             _log.warning(Event.EPOCH_BACK_TO_ACTIVE, database=db, why=after.reason, epoch=after.number,
                          backend=after.backend.address)
+        elif before.epoch.promotes:
+            self._tell_undecided(db, before.epoch, why)
 
-    async def _promoted(self, before: EpochEntry) -> Backend | None:
-        """The target of an abandoned drain, if it can be seen to be a primary now."""
-        if before.epoch.target is None:
-            return None
+    async def _look_at_target(self, epoch: Epoch) -> tuple[Backend | None, str]:
+        """The target of an abandoned drain as it is now, or None and why it was not seen."""
+        if epoch.target is None:
+            return None, "the drain names no target"
         try:
             with trio.fail_after(LOOK_SECONDS_MAX):
-                look = await self._eyes.look(before.epoch.target.address)
-        except (LookFailed, trio.TooSlowError):
-            return None  # who cannot be reached serves none of our clients
-        return look.backend if is_promoted(before.epoch, look.backend) else None
+                seen = (await self._eyes.look(epoch.target.address)).backend
+        except LookFailed as failed:
+            return None, str(failed)
+        except trio.TooSlowError:
+            return None, f"{epoch.target.address}: no answer within {LOOK_SECONDS_MAX:g} s"
+        return seen, f"{epoch.target.address} is not the server that was to be promoted"
+
+    def _tell_undecided(self, db: str, epoch: Epoch, why: str) -> None:
+        """Once for each drain: clients wait until somebody does something."""
+        if db not in self.undecided:
+            _log.error(Event.DRAIN_UNDECIDED, database=db, epoch=epoch.number, why=why,
+                       target=epoch.target.address if epoch.target is not None else "")
+        self.undecided[db] = f"its drain ended after it ordered a promotion, its target is not seen: {why}"
 
     async def _remove_exits(self, snapshot: LedgerSnapshot, fence: Compare) -> None:
         entries = (await self._store.range(self._keys.every_session())).entries

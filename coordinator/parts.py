@@ -176,6 +176,7 @@ class Coordinator:
 
     async def status(self, args: Args) -> Args:
         """Figures for `fleet status`."""
+        undecided = self.reconciler.owners.undecided if self.election.leading else {}
         return {
             "leader": self.election.leading,
             "workers": len(self.registry.linked()),
@@ -183,7 +184,7 @@ class Coordinator:
             "ledgers": {db: {"state": view.state, "reachable": view.reachable,
                              "epoch": view.epoch.number if view.epoch else 0,
                              "no_room": self.room.crowded.get(db, ""),
-                             "backend": self.failover.reasons().get(db, "")}
+                             "backend": undecided.get(db) or self.failover.reasons().get(db, "")}
                         for db, view in self.views.views.items()},
         }
 
@@ -204,7 +205,7 @@ class Coordinator:
             unknown_old=backends.unknown_old if leading else {}, no_room=tuple(self.room.crowded),
             requests=getattr(self.store, "requests", {}), alerts=self._alerts(),
             census=tuple(self.counting.census.values()), eaten=self.counting.eaten,
-            unfit=self.failover.unfit(),
+            unfit=self.failover.unfit() | (self.reconciler.owners.undecided.keys() if leading else set()),
         )
 
     def _alerts(self) -> list[tuple[Alert, float]]:

@@ -328,6 +328,7 @@ class Epoch(Record):
     reason: str
     drain_timeout_seconds: float = 0.0  # while DRAINING: after this the busy sessions are cancelled
     target: Backend | None = None  # while DRAINING: which server the command promotes
+    promotes: bool = False  # while DRAINING: the promotion of `target` was or is about to be ordered
     failover: bool = False  # its predecessor may have sessions yet that no proof ended: see failoverPermits
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

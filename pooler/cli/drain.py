@@ -32,6 +32,9 @@ def drain(
     timeout: Annotated[str | None, typer.Option(
         "--timeout", metavar="DURATION", help="After that the old epoch is active again; default: "
         "failover.drain_timeout and 10 s. With less nothing that runs is cancelled for the drain.")] = None,
+    evidence: Annotated[str, typer.Option(
+        "--evidence", metavar="TEXT", help="With --abort, where a promotion was ordered and its command is "
+        "gone: how you know that the target is no primary and will be none. Kept for ever.")] = "",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,7 +55,7 @@ def drain(
 
     where = Where(config)
     if abort:
-        raise typer.Exit(trio.run(_abort, where, db))
+        raise typer.Exit(trio.run(_abort, where, db, evidence))
     outcome = trio.run(_drain, where, db, to, run, switch_first, timeout, _teller(as_json))
     _tell(outcome, as_json)
     raise typer.Exit(int(outcome.code))
@@ -133,17 +136,18 @@ async def _promote(command: str) -> int:
     return done.returncode
 
 
-async def _abort(where: Where, name: str) -> int:
+async def _abort(where: Where, name: str, evidence: str) -> int:
     from coordinator.drain_abort import abort
     from coordinator.epoch import MayBePromoted
-    from pooler.cli.reach import now_us, reach
+    from pooler.cli.reach import now_us, operator_name, reach
 
     async with reach(where) as reached:
         db = reached.db(name)
         await reached.whole_ledger(db)
         why = "no drain is under way"
         try:
-            if await abort(reached.store, reached.keys, db, now_us=now_us):
+            if await abort(reached.store, reached.keys, db, now_us=now_us, who=operator_name(),
+                           evidence=evidence):
                 print(f"{db}: the drain is given up; the old epoch is active again")
                 return 0
         except MayBePromoted as too_late:

@@ -37,10 +37,6 @@ def _on_epoch(compare: Compare) -> bool:
     return compare.key == KEYS.epoch()
 
 
-def _on_command(compare: Compare) -> bool:
-    return compare.key == KEYS.drain()
-
-
 EPOCH_MUTANTS: dict[str, EpochMutant] = {
     "an epoch overwritten: a command that gives up, without its compare": EpochMutant(
         replace(PLANNED, again=True, aborts=False, tamper=_without("grant again", _on_epoch)), "drain"),
@@ -48,8 +44,8 @@ EPOCH_MUTANTS: dict[str, EpochMutant] = {
         replace(PLANNED, again=True, tamper=_without("revive", _on_epoch)), "drain"),
     "an epoch overwritten: an abort without its compares": EpochMutant(
         replace(PLANNED, tamper=_without("abort", lambda each: True)), "drain"),
-    "an abort that does not compare the command's key": EpochMutant(
-        replace(PLANNED, tamper=_without("abort", _on_command)), "drain"),
+    "a leader that reopens where it cannot see the target": EpochMutant(
+        replace(PLANNED, stays_unseen=False), "drain"),
     "an abort after the promotion was ordered": EpochMutant(
         replace(PLANNED, abort_sees_promotion=False), "drain"),
     "a reservation without the epoch's compare": EpochMutant(

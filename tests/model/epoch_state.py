@@ -65,6 +65,7 @@ class Config:
     confirms: bool = True
     looks_at_target: bool = True
     abort_sees_promotion: bool = True
+    stays_unseen: bool = True  # who reopens an old epoch whose target was ordered to be promoted looks at it
 
 
 Steps = Iterator[Step[State]]

@@ -14,18 +14,19 @@ from typing import Any, NamedTuple
 
 from coordinator.drain_progress import look_at
 from coordinator.epoch import (
-    PROMOTES,
     EpochEntry,
     MayBePromoted,
     abandoned_drain,
     active_again,
     advanced,
-    allowing_abort,
+    after_abandoned,
+    allow_abort,
     draining,
     end_abandoned,
     is_promoted,
     not_acknowledged,
     note_promotion,
+    ordering,
     read_command,
     swap_epoch,
 )
@@ -56,7 +57,9 @@ from tests.ledger.ground import BACKEND, FLEET, KEYS, TAG, ask, found
 from tests.model.at_once import AtOnce, at_once
 from tests.pool.fake_session import FakeSession
 
-ONE, DRAINING, TWO = 1, 2, 3  # what the epoch's key says: N grants, N drains, N+1 grants
+# what the epoch's key says: N grants, N drains, N+1 grants, N drains and its promotion was ordered
+ONE, DRAINING, TWO, PROMOTING = 1, 2, 3, 4
+DRAINS = (DRAINING, PROMOTING)
 GONE = -1  # no worker key
 FREE = -1  # no permit
 OLD, NEW = BACKEND, replace(BACKEND, address="127.0.0.2:5432")
@@ -69,8 +72,8 @@ class Image(NamedTuple):
     """What is in the store. Request r takes slot r, if it gets one."""
 
     version: int  # how often the epoch's key was written
-    epoch: int  # ONE, DRAINING, TWO
-    command: int  # 1: the drain's key is there, 2: and says that it promotes
+    epoch: int  # ONE, DRAINING, TWO, PROMOTING
+    command: int  # 1: the drain's key is there
     keys: tuple[int, ...]  # per worker: the epoch that its key says it acknowledged, or GONE
     permits: tuple[int, ...]  # per request: what stands in its slot (an id), or FREE
 
@@ -88,8 +91,9 @@ def record_of(epoch: int) -> Epoch:
     first = Epoch(1, EpochState.ACTIVE, OLD, since_us=0, reason="")
     if epoch == ONE:
         return first
-    if epoch == DRAINING:
-        return draining(first, timeout_seconds=1, now_us=0, reason="", target=NEW_IN_RECOVERY)
+    if epoch in DRAINS:
+        drains = draining(first, timeout_seconds=1, now_us=0, reason="", target=NEW_IN_RECOVERY)
+        return ordering(drains) if epoch == PROMOTING else drains
     return advanced(first, NEW, now_us=0, reason="")
 
 
@@ -205,28 +209,28 @@ class EpochStore:
         """An operator's transaction that gives the drain up; None: it is refused."""
         found, command = at_once(read_command(AtOnce(self.keyspace(image)), KEYS))
         try:
-            compare = allowing_abort(KEYS, found.epoch, command)
+            allow_abort(found.epoch, command)
         except MayBePromoted:
             return None
         again = active_again(found.epoch, now_us=0, reason="")
         return self._withheld("abort", lambda store: swap_epoch(
-            store, KEYS, found, again, compare, deletes=(KEYS.drain(),)), image)
+            store, KEYS, found, again, deletes=(KEYS.drain(),)), image)
 
     def _notes(self, version: int, image: Image) -> tuple[bool, int | None]:
         """Whether it stands that the command promotes; else the transaction that notes it, if it may."""
         stopped = EpochEntry(record_of(DRAINING), EPOCH + version)
         store = AtOnce(self.keyspace(image), withholds=True)
         stands = at_once(note_promotion(store, KEYS, stopped, _lease_of_command(store.keyspace)))
-        return stands, self._txn_id("note", store.withheld[0]) if store.withheld else None
+        return stands is not None, self._txn_id("note", store.withheld[0]) if store.withheld else None
 
-    def _ends_abandoned(self, image: Image, promoted: bool) -> int | None:
-        """The leader's transaction for a drain whose command is gone; None: there is none."""
+    def _ends_abandoned(self, image: Image, seen: Backend | None) -> int | None:
+        """The leader's transaction for a drain whose command is gone, by what it saw of the target (None:
+        nothing); None: there is none."""
         before = at_once(abandoned_drain(AtOnce(self.keyspace(image)), KEYS))
-        if before is None:
+        if before is None or after_abandoned(before.epoch, seen, now_us=0) is None:
             return None
-        server: Backend | None = NEW if promoted else None
         return self._withheld("revive", lambda store: end_abandoned(
-            store, KEYS, before, server, 0, fence=absent("nobody else leads")), image)
+            store, KEYS, before, seen, 0, fence=absent("nobody else leads")), image)
 
     def _withheld(
         self, name: str, write: Callable[[AtOnce], Coroutine[Any, Any, Any]], image: Image
@@ -296,9 +300,8 @@ class EpochStore:
             key = keyspace.entries.get(KEYS.worker(name))
             keys.append(Worker.decode(key.value).epochs.get(KEYS.database, 0) if key else GONE)
         drain = keyspace.entries.get(KEYS.drain())
-        command = 0 if drain is None else 2 if drain.value == PROMOTES else 1
         return Image(
-            image.version + wrote, _epoch_of(entry), command, tuple(keys),
+            image.version + wrote, _epoch_of(entry), int(drain is not None), tuple(keys),
             tuple(self._standing(keyspace, request) for request in range(len(self.owners))))
 
     def _standing(self, keyspace: Keyspace, request: int) -> int:
@@ -322,8 +325,7 @@ class EpochStore:
                 _stand(keyspace, KEYS.worker(name), record.encode(), WORKER + worker, lease)
         command = _lease_of_command(keyspace)
         if image.command:
-            said = PROMOTES if image.command == 2 else b""
-            _stand(keyspace, KEYS.drain(), said, COMMAND + image.command, command)
+            _stand(keyspace, KEYS.drain(), b"", COMMAND, command)
         _stand(keyspace, KEYS.epoch(), record_of(image.epoch).encode(), EPOCH + image.version)
         for value in image.permits:
             entry = self._entry(value)
@@ -361,7 +363,9 @@ def _epoch_of(entry: Entry) -> int:
     record = Epoch.decode(entry.value)
     if record.number == 2:
         return TWO
-    return ONE if record.state is EpochState.ACTIVE else DRAINING
+    if record.state is EpochState.ACTIVE:
+        return ONE
+    return PROMOTING if record.promotes else DRAINING
 
 
 def _lease_of_command(keyspace: Keyspace) -> int:

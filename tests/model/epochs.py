@@ -31,7 +31,20 @@ from tests.model.epoch_state import (
     State,
     Steps,
 )
-from tests.model.epoch_store import DRAINING, FREE, ONE, TWO, EpochStore, Image, may_be_promoted, number_of
+from tests.model.epoch_store import (
+    DRAINING,
+    DRAINS,
+    FREE,
+    NEW,
+    NEW_IN_RECOVERY,
+    ONE,
+    PROMOTING,
+    TWO,
+    EpochStore,
+    Image,
+    may_be_promoted,
+    number_of,
+)
 from tests.model.epoch_workers import Workers
 
 FAR = ("promotes", "advances")  # the command has ordered the promotion
@@ -82,7 +95,7 @@ class Epochs(Base):
         """Nothing is under way, everybody knows the epoch, and nothing is left of the one before."""
         image = state.image
         number = number_of(image.epoch)
-        ended = image.epoch != DRAINING and not image.command and state.command in (NO_COMMAND, ENDED)
+        ended = image.epoch not in DRAINS and not image.command and state.command in (NO_COMMAND, ENDED)
         workers = all(
             (state.link[w] == 1 and not state.hello[w] and state.views[w] == image.epoch
              and image.keys[w] >= number and state.own[w]) if state.alive[w] else image.keys[w] < 0
@@ -137,7 +150,7 @@ class Epochs(Base):
         noted, txn = self.store.notes(version, state.image)
         if noted or not self.config.confirms:
             yield "the command orders the promotion", state._replace(
-                command=("promotes", version), promoted=ORDERED), True, None
+                command=("promotes", state.image.version), promoted=ORDERED), True, None
         elif txn is None:
             yield "the command finds N moved", self._over(state), True, None
         else:
@@ -181,8 +194,8 @@ class Epochs(Base):
             yield "the command gives N up=unknown", self._over(unknown), False, None
 
     def _as_left(self, image: Image, version: int) -> Image:
-        """As it was when the command stopped N: what its writes compare."""
-        return image._replace(version=version, epoch=DRAINING)
+        """As it was when the command stopped N, or noted that it promotes: what its writes compare."""
+        return image._replace(version=version, epoch=PROMOTING if image.epoch == PROMOTING else DRAINING)
 
     def _over(self, state: State) -> State:
         """It ends, and with it its lease; what was to stop N then finds no lease to be put on."""
@@ -201,11 +214,14 @@ class Epochs(Base):
         if state.lease and state.promoted != ORDERED:
             ends = self._over(state)._replace(command=state.command)
             yield "the command's lease ends", ends, state.command == ENDED, None
-        drains = image.epoch == DRAINING
-        promoted = state.promoted == PROMOTED
-        txn = self.store.ends_abandoned(image, promoted and self.config.looks_at_target) if drains else None
-        if txn is not None:
-            yield from self._sends(state, "revive", txn)
+        drains = image.epoch in DRAINS
+        promoted = state.promoted == PROMOTED and self.config.looks_at_target
+        unseen = None if self.config.stays_unseen else NEW_IN_RECOVERY
+        looks = ("revive", NEW if promoted else NEW_IN_RECOVERY), ("revive without a look", unseen)
+        for label, seen in looks if drains else ():
+            txn = self.store.ends_abandoned(image, seen)
+            if txn is not None:
+                yield from self._sends(state, label, txn)
         if drains and self.config.aborts:
             abort = self.store.aborts if self.config.abort_sees_promotion else partial(
                 self.store.moves, "grant again")
