@@ -39,6 +39,7 @@ class Event(StrEnum):
     BACKEND_DOUBTFUL = "backend_doubtful"
     BACKEND_FIT = "backend_fit"
     PATRONI_SILENT = "patroni_silent"
+    FENCE_WAITS = "fence_waits"
     FENCE_BEGUN = "fence_begun"
     FENCE_CONFIRMED = "fence_confirmed"
     FENCE_FAILED = "fence_failed"

@@ -56,6 +56,10 @@ class Failover:
         """Databases whose backend cannot serve as it should, with nobody seen that could."""
         return self._following.unfit()
 
+    async def run(self) -> None:
+        """For ever: a fence that was begun comes to its end, whoever leads by then."""
+        await self._fencer.run()
+
     async def lead(self, fence: Compare) -> None:
         """For as long as this coordinator leads."""
         async with trio.open_nursery() as nursery:

@@ -1,38 +1,37 @@
 """Fencing a backend that was left: the operator's command is run once for it; what it confirms frees permits.
 
-Run by the leader, in a process group of its own, for a limited time; only its exit code is read: 0 says that
-the node is off. What was asked and what came of it is kept under `operator/`, written before the command is
-begun: a second leader does not run again what has ended, nor forget what was confirmed. Nobody fences the
-backend that serves now, nor a standby.
+Once for each node as it ran (cluster, address, start of its postmaster), however many ledgers were served
+there: what was asked and what came of it is kept under `operator/`, written before the command is begun.
+Only the leader begins it, once no ledger of the fleet is served there any more, and by a look of just before:
+nobody fences a backend that serves, nor a standby. What was begun goes on when the leadership moves, and its end
+is written down: the next leader waits for it.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 import structlog
 import trio
 
-from coordinator.epoch import NoEpoch, read_epoch
 from coordinator.events import Event
+from coordinator.fence_command import COMMAND_SECONDS_MAX, Run, environment_for, outcome_of, run_command
 from coordinator.following import wants_fencing
 from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.fence import Fenced, proof_of_fence, what_goes_off
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Proven
-from coordinator.ledger.record import Backend, Epoch, Session, UnknownSchema
+from coordinator.ledger.record import Backend, Epoch, Session, UnknownSchema, backend_from
 from coordinator.ledger.rules import Release
 from coordinator.ledger.states import Actor
+from coordinator.reach import hosts_present
 from coordinator.reaping import unknown_cases
 from coordinator.store.api import (
+    TXN_OPERATIONS_MAX,
     Compare,
     Entry,
     Put,
@@ -46,35 +45,42 @@ from coordinator.store.api import (
 )
 from coordinator.topology import Seen
 
-COMMAND_SECONDS_MAX = 60.0
 AGAIN_SECONDS = 0.5
+ELSEWHERE_SECONDS_MAX = COMMAND_SECONDS_MAX + 5.0  # for what another coordinator has begun
 BEGUN, CONFIRMED, FAILED = "begun", "confirmed", "failed"
-# of the environment, what a shell and its tools need; the fleet's secrets may be in the rest
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSH_AUTH_SOCK")
 
 _log = structlog.get_logger("coordinator.fencing")
 
-Run = Callable[[str, Mapping[str, str]], Awaitable[int | None]]
-"""(command line, environment) → its exit code; None: it did not end in time."""
 
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """What is kept of one: of which node, by whose coordinator, and by ledger its epoch and what goes off."""
 
-async def run_command(command: str, environment: Mapping[str, str]) -> int | None:
-    """Runs it in a shell, without input and with nobody to hear what it says."""
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    process = await trio.lowlevel.open_process(
-        ["/bin/sh", "-c", command], env={**kept, **environment}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    code: int | None = None
-    try:
-        with trio.move_on_after(COMMAND_SECONDS_MAX):
-            code = await process.wait()
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with trio.move_on_after(1.0, shield=True):
-                await process.wait()
-    return code
+    state: str
+    backend: Backend
+    host: str
+    ledgers: Mapping[str, tuple[int, Fenced]]
+
+    def record(self, evidence: str, at_us: int) -> Attestation:
+        """As it is stored, and shown by the audit."""
+        of = ", ".join(f"{db} epoch {number}" for db, (number, _) in self.ledgers.items())
+        parts = {db: {"epoch": number, "fenced": fenced.plain()}
+                 for db, (number, fenced) in self.ledgers.items()}
+        return Attestation(
+            f"leader {self.host}", f"fence_command for {self.backend.address}, {of}", evidence, at_us,
+            next(iter(self.ledgers)) if len(self.ledgers) == 1 else "",
+            extra={"state": self.state, "backend": asdict(self.backend), "host": self.host, "ledgers": parts})
+
+    @classmethod
+    def parse(cls, raw: bytes) -> _Fence:
+        """Raises UnknownSchema, ValueError, KeyError, TypeError, AttributeError for what is none."""
+        stored: Mapping[str, Any] = Attestation.decode(raw).extra
+        backend = backend_from(stored["backend"])
+        if backend is None:
+            raise ValueError("a fence of no backend")
+        ledgers = {str(db): (int(part["epoch"]), Fenced.parse(part["fenced"]))
+                   for db, part in stored["ledgers"].items()}
+        return cls(str(stored["state"]), backend, str(stored["host"]), ledgers)
 
 
 class Fencer:
@@ -94,7 +100,12 @@ class Fencer:
         self._look = look
         self._now_us = now_us
         self._run = run
-        self._confirmed: dict[str, list[Fenced]] = {}
+        self._confirmed: dict[str, _Fence] = {}  # by key; what was confirmed once is so for ever
+        self._left: dict[str, dict[str, int]] = {}  # by key: which epochs of which ledgers left the node
+        self._under_way: set[str] = set()  # keys that somebody of this term is at
+        self._running: dict[str, trio.Event] = {}  # keys whose command runs here: until it is written down
+        self._told: set[str] = set()
+        self._jobs: trio.Nursery | None = None
         self._stirred = trio.Event()
         self.on_released: list[Callable[[str, Session], None]] = []
 
@@ -102,14 +113,20 @@ class Fencer:
         """A permit became unknown."""
         self._stirred.set()
 
-    async def lead(self, fence: Compare, pace_seconds: float) -> None:
-        """What an earlier leader began is done again; what was confirmed frees permits as they turn up."""
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """For ever, whoever leads: what was begun goes on."""
         async with trio.open_nursery() as nursery:
-            for db in self._ledgers:
-                nursery.start_soon(self._take_over, db, fence)
+            self._jobs = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def lead(self, fence: Compare, pace_seconds: float) -> None:
+        """What an earlier leader began comes to its end; what was confirmed frees permits as they turn up."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._take_over, fence, nursery)
             while True:
                 self._stirred = trio.Event()
-                for db in tuple(self._confirmed):
+                for db in self._ledgers:
                     try:
                         await self.free(db)
                     except (StoreUnavailable, StoreUnknown, UnknownSchema, ValueError):
@@ -123,65 +140,117 @@ class Fencer:
             await self.fence(db, epoch.number, epoch.backend, fence)
 
     async def fence(self, db: str, number: int, backend: Backend, fence: Compare) -> bool:
-        """Once for this backend; whether it is confirmed off. What etcd does not answer is asked again."""
-        key = self._key(db, backend)
-        while True:
-            try:
-                return await self._fence(db, number, backend, key, fence)
-            except NoEpoch:
-                return False
-            except (StoreUnavailable, StoreUnknown):
-                await trio.sleep(AGAIN_SECONDS)  # noqa: TID251 - back-off towards the store
+        """Once for this node; whether it is confirmed off. What etcd does not answer is asked again."""
+        key = self._key(backend)
+        self._left.setdefault(key, {})[db] = number
+        if key in self._under_way:
+            return False  # whoever is at it sees that this ledger left, too
+        self._under_way.add(key)
+        began = trio.current_time()
+        try:
+            while True:
+                why = ""
+                try:
+                    is_off = await self._step(db, backend, key, fence, began)
+                    if is_off is not None:
+                        return is_off
+                except (UnknownSchema, ValueError, KeyError, TypeError, AttributeError) as fault:
+                    why = repr(fault)
+                except (StoreUnavailable, StoreUnknown):
+                    pass
+                self._tell(key, Event.SOMETHING_FAILED, why)
+                await trio.sleep(AGAIN_SECONDS)  # noqa: TID251 - other processes' facts: read again
+        finally:
+            self._under_way.discard(key)
 
-    async def _fence(self, db: str, number: int, backend: Backend, key: str, fence: Compare) -> bool:
-        found = (await self._store.read(key)).entries
-        if found and _state(found[0]) != BEGUN:
-            return _state(found[0]) == CONFIRMED
-        now = await read_epoch(self._store, self._keys.db(db))
-        if now.epoch.backend.address == backend.address:
+    async def _step(
+        self, db: str, backend: Backend, key: str, fence: Compare, began: float
+    ) -> bool | None:
+        """Whether it is confirmed off; None: it cannot be told yet, or nobody may begin yet."""
+        if key in self._running:
+            await self._running[key].wait()
+        entries = (await self._store.read(key)).entries
+        found = _Fence.parse(entries[0].value) if entries else None
+        if found is not None and found.state != BEGUN:
+            return self._remember(key, found)
+        if found is not None and await self._is_at_it(found, began):
+            return None
+        epochs = await self._epochs()
+        if db not in epochs or _serves_there(epochs[db][0], backend):
             return False  # it serves again
-        stands = unchanged(self._keys.db(db).epoch(), now.mod_revision)
-        fenced = await self._what_goes_off(db, number, backend)
-        record = self._record(db, number, backend, fenced, BEGUN)
-        begun = await self._put(key, record, found[0].mod_revision if found else 0, fence, stands)
+        served = [each for each, (epoch, _) in epochs.items() if _serves_there(epoch, backend)]
+        if served:
+            self._tell(key, Event.FENCE_WAITS, f"{backend.address} is the backend of {', '.join(served)}")
+            return None
+        ledgers = await self._what_goes_off(db, backend, key, found)
+        if not wants_fencing("write", backend, await self._look(backend.address)):
+            return False
+        stands = [unchanged(self._keys.db(each).epoch(), at) for each, (epoch, at) in epochs.items()
+                  if each == db or epoch.backend.system_identifier == backend.system_identifier]
+        begins = _Fence(BEGUN, backend, self._host, ledgers)
+        begun = await self._put(key, begins.record("", self._now_us()),
+                                entries[0].mod_revision if entries else 0, fence,
+                                *stands[:TXN_OPERATIONS_MAX - 2])
         if not begun:
-            return await self._fence(db, number, backend, key, fence) if await self._leads(fence) else False
-        _log.warning(Event.FENCE_BEGUN, database=db, backend=backend.address)
-        code = await self._run(self._command, _environment(db, backend))
-        return await self._conclude(db, key, replace(
-            record, evidence=f"exit code {code}" if code is not None else
-            f"not ended within {COMMAND_SECONDS_MAX:g} s"), begun, fence, is_off=code == 0)
+            return None if await self._leads(fence) else False
+        return await self._begin(db, key, begins, begun)
 
-    async def _leads(self, fence: Compare) -> bool:
-        """Whether this leader is the one still: else somebody else goes on."""
-        entries = (await self._store.read(fence.key)).entries
-        return [each.create_revision for each in entries] == [fence.revision]
+    async def _is_at_it(self, found: _Fence, began: float) -> bool:
+        """Whether the coordinator of another host may still be running the command."""
+        if found.host == self._host or trio.current_time() - began >= ELSEWHERE_SECONDS_MAX:
+            return False  # ours would be known, unless it was that of a process before
+        return found.host in await hosts_present(self._store, self._keys)
 
-    async def _conclude(
-        self, db: str, key: str, record: Attestation, begun: int, fence: Compare, *, is_off: bool
-    ) -> bool:
-        state = CONFIRMED if is_off else FAILED
-        record = replace(record, at_us=self._now_us(), extra={**record.extra, "state": state})
+    async def _begin(self, db: str, key: str, begins: _Fence, begun: int) -> bool:
+        """The command and its end, beside whoever asked: the leadership may move meanwhile."""
+        assert self._jobs is not None  # `run` runs
+        ended = self._running[key] = trio.Event()
+        self._jobs.start_soon(self._carry_out, db, key, begins, begun)
+        await ended.wait()
+        return key in self._confirmed
+
+    async def _carry_out(self, db: str, key: str, begins: _Fence, begun: int) -> None:
+        backend = begins.backend
+        try:
+            _log.warning(Event.FENCE_BEGUN, database=db, backend=backend.address)
+            ended = await outcome_of(self._run, self._command, environment_for(db, backend))
+            log = _log.warning if ended.is_off else _log.error
+            log(Event.FENCE_CONFIRMED if ended.is_off else Event.FENCE_FAILED, database=db,
+                backend=backend.address, outcome=ended.how)
+            came_of_it = replace(begins, state=CONFIRMED if ended.is_off else FAILED)
+            await self._conclude(key, came_of_it, ended.how, begun)
+        finally:
+            self._running.pop(key).set()
+
+    async def _conclude(self, key: str, came_of_it: _Fence, how: str, begun: int) -> None:
+        """Written over what this very run began, whoever leads now; nothing else is written over."""
+        record = came_of_it.record(how, self._now_us())
         while True:
             try:
-                await self._put(key, record, begun, fence)
-                stands = (await self._store.read(key)).entries
+                if not await self._put(key, record, begun):
+                    entries = (await self._store.read(key)).entries
+                    if not entries or entries[0].value != record.encode():
+                        return  # somebody began it anew since
                 break
             except (StoreUnavailable, StoreUnknown):
                 await trio.sleep(AGAIN_SECONDS)  # noqa: TID251 - back-off towards the store
-        log = _log.warning if is_off else _log.error
-        log(Event.FENCE_CONFIRMED if is_off else Event.FENCE_FAILED, database=db,
-            backend=record.extra["fenced"]["address"], outcome=record.evidence)
-        if stands and _state(stands[0]) == CONFIRMED:
-            self._confirmed.setdefault(db, []).append(Fenced.parse(record.extra["fenced"]))
+        self._remember(key, came_of_it)
+
+    def _remember(self, key: str, found: _Fence) -> bool:
+        """Whether it was confirmed; what that frees is freed."""
+        if found.state == CONFIRMED and key not in self._confirmed:
+            self._confirmed[key] = found
             self.stir()
-        return is_off
+        return found.state == CONFIRMED
 
     async def free(self, db: str) -> int:
         """Frees what is proven by what was confirmed; how many. Raises StoreUnavailable, StoreUnknown."""
+        known = [each.ledgers[db][1] for each in self._confirmed.values() if db in each.ledgers]
+        if not known:
+            return 0
         snapshot, freed = await self._ledgers[db].snapshot(), 0
         for case in unknown_cases(snapshot):
-            for fenced in self._confirmed.get(db, ()):
+            for fenced in known:
                 verdict = proof_of_fence(case.session, fenced)
                 if isinstance(verdict, Proven):
                     freed += await self._release(db, Release(
@@ -201,21 +270,31 @@ class Fencer:
             listener(db, session)
         return True
 
-    async def _what_goes_off(self, db: str, number: int, backend: Backend) -> Fenced:
-        while True:
-            try:
-                snapshot = await self._ledgers[db].snapshot()
-                return what_goes_off(
-                    backend, [held.session for held in snapshot.sessions], snapshot.exits, number)
-            except (UnknownSchema, ValueError) as fault:
-                _log.error(Event.SOMETHING_FAILED, database=db, why=str(fault))
-                return Fenced(backend.address, frozenset({backend}))
+    async def _what_goes_off(
+        self, db: str, backend: Backend, key: str, found: _Fence | None
+    ) -> dict[str, tuple[int, Fenced]]:
+        """By ledger: the epoch that left the node (0: not known), and what ends with it; the one that asks
+        first. Raises StoreUnavailable, StoreUnknown, UnknownSchema, ValueError."""
+        known = {each: number for each, (number, _) in found.ledgers.items()} if found is not None else {}
+        numbers, parts = {**known, **self._left.get(key, {})}, dict[str, tuple[int, Fenced]]()
+        for each in (db, *(name for name in self._ledgers if name != db)):
+            snapshot, number = await self._ledgers[each].snapshot(), numbers.get(each, 0)
+            fenced = what_goes_off(
+                backend, [held.session for held in snapshot.sessions], snapshot.exits, number)
+            if number or fenced != Fenced(backend.address, frozenset({backend})):
+                parts[each] = number, fenced
+        return parts
 
-    def _record(self, db: str, number: int, backend: Backend, fenced: Fenced, state: str) -> Attestation:
-        return Attestation(
-            who=f"leader {self._host}", what=f"fence_command for {backend.address}, {db} epoch {number}",
-            evidence="", at_us=self._now_us(), database=db,
-            extra={"state": state, "epoch": number, "fenced": fenced.plain()})
+    async def _epochs(self) -> dict[str, tuple[Epoch, int]]:
+        """Every ledger of the fleet: its epoch and the revision of that, also where it is none of ours."""
+        entries = (await self._store.range(self._keys.epochs())).entries
+        return {self._keys.database_of(each.key): (Epoch.decode(each.value), each.mod_revision)
+                for each in entries}
+
+    async def _leads(self, fence: Compare) -> bool:
+        """Whether this leader is the one still: else somebody else goes on."""
+        entries = (await self._store.read(fence.key)).entries
+        return [each.create_revision for each in entries] == [fence.revision]
 
     async def _put(self, key: str, record: Attestation, before: int, *compares: Compare) -> int:
         """The revision it was written at; 0: somebody else wrote there, or a compare does not hold."""
@@ -223,53 +302,51 @@ class Fencer:
         outcome = await self._store.txn(Txn((old, *compares), (Put(key, record.encode()),)))
         return outcome.revision if isinstance(outcome, Won) else 0
 
-    async def _take_over(self, db: str, fence: Compare) -> None:
+    async def _take_over(self, fence: Compare, nursery: trio.Nursery) -> None:
         while True:
             try:
-                entries = (await self._store.range(self._prefix(db))).entries
+                entries = (await self._store.range(self._prefix())).entries
                 break
             except (StoreUnavailable, StoreUnknown):
                 await trio.sleep(AGAIN_SECONDS)  # noqa: TID251 - back-off towards the store
-        self._confirmed[db] = []
         for entry in entries:
-            try:
-                record = Attestation.decode(entry.value)
-                fenced, number = Fenced.parse(record.extra["fenced"]), int(record.extra["epoch"])
-            except (UnknownSchema, ValueError, KeyError, TypeError) as fault:
-                _log.error(Event.SOMETHING_FAILED, database=db, why=f"{entry.key}: {fault}")
-                continue
-            if _state(entry) == CONFIRMED:
-                self._confirmed[db].append(fenced)
-            elif _state(entry) == BEGUN:
-                await self._begin_again(db, number, entry.key, fenced, fence)
-        self.stir()
+            self._take(entry, fence, nursery)
 
-    async def _begin_again(self, db: str, number: int, key: str, fenced: Fenced, fence: Compare) -> None:
-        """Its command may not have come to an end: unless the node is seen to do no harm by now."""
-        backend = next(each for each in fenced.servers if self._key(db, each) == key)
-        if wants_fencing(self._roles[db], backend, await self._look(backend.address)):
-            await self.fence(db, number, backend, fence)
+    def _take(self, entry: Entry, fence: Compare, nursery: trio.Nursery) -> None:
+        try:
+            found = _Fence.parse(entry.value)
+        except (UnknownSchema, ValueError, KeyError, TypeError, AttributeError) as fault:
+            _log.error(Event.SOMETHING_FAILED, why=f"{entry.key}: {fault!r}")
+            return
+        self._remember(entry.key, found)
+        asks = next((db for db in found.ledgers if db in self._ledgers), None)
+        if found.state == BEGUN and asks is not None and entry.key == self._key(found.backend):
+            nursery.start_soon(self.fence, asks, found.ledgers[asks][0], found.backend, fence)
 
-    def _prefix(self, db: str) -> str:
-        return self._keys.operator(f"fence:{quote(db, safe='')}:")
+    def _tell(self, key: str, event: Event, why: str) -> None:
+        """Once, until it is another."""
+        said = f"{key} {why}"
+        if why and said not in self._told:
+            self._told.add(said)
+            _log.warning(event, why=why)
 
-    def _key(self, db: str, backend: Backend) -> str:
-        """One for each backend's identity."""
-        return f"{self._prefix(db)}{quote(backend.address, safe='')}:{backend.postmaster_start_us}"
+    def _prefix(self) -> str:
+        return self._keys.operator("fence-of:")
 
-
-def _state(entry: Entry) -> str:
-    try:
-        return str(Attestation.decode(entry.value).extra.get("state", ""))
-    except (UnknownSchema, ValueError):
-        return ""
+    def _key(self, backend: Backend) -> str:
+        """One for each node as it ran."""
+        names = (backend.system_identifier, backend.address, str(backend.postmaster_start_us))
+        return self._prefix() + ":".join(quote(each, safe="") for each in names)
 
 
-def _environment(db: str, backend: Backend) -> dict[str, str]:
-    """What the command is told."""
-    host, _, port = backend.address.rpartition(":")
-    told: dict[str, Any] = {
-        "DATABASE": db, "ADDRESS": backend.address, "HOST": host.strip("[]"), "PORT": port,
-        "SYSTEM_IDENTIFIER": backend.system_identifier,
-    }
-    return {f"POOLER_FENCE_{name}": value for name, value in told.items()}
+def _serves_there(epoch: Epoch, node: Backend) -> bool:
+    """Whether a ledger is served at that node, or is about to be."""
+    return _is_there(epoch.backend, node) or (epoch.target is not None and _is_there(epoch.target, node))
+
+
+def _is_there(serves: Backend, node: Backend) -> bool:
+    """Whether it is that node, by its address or under another name."""
+    same_server = (serves.system_identifier, serves.postmaster_start_us) == (
+        node.system_identifier, node.postmaster_start_us)
+    return serves.address == node.address or (
+        same_server and bool(node.system_identifier) and bool(node.postmaster_start_us))

@@ -142,6 +142,7 @@ class Coordinator:
             nursery.start_soon(self.shadowing.run)
             nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.relocating.run)
+            nursery.start_soon(self.failover.run)
             nursery.start_soon(self.election.run, self._lead)
             nursery.start_soon(self.alerting.run)
             nursery.start_soon(self.noting.run)

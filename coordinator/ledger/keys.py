@@ -81,6 +81,13 @@ class FleetKeys:
     def ledgers(self) -> str:
         return self.root + "ledger/"
 
+    def epochs(self) -> str:
+        return self.root + "epoch/"
+
+    def database_of(self, epoch: str) -> str:
+        """Whose epoch has this key."""
+        return unquote(epoch.removeprefix(self.epochs()))
+
     def db(self, database: str) -> DbKeys:
         return DbKeys(self.root, quote(database, safe="-._~"))
 
