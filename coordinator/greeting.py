@@ -86,7 +86,7 @@ class Greeter:
     async def _settle(self, local: Local, link: Link, args: Args) -> Settled:
         listed = {(each["db"], parse_permit(each["permit"])) for each in args.get("permits") or ()}
         before = set(local.requests)
-        found = await self._standing(local.boot_id)
+        found, unreadable = await self._standing(local.boot_id)
         moved = _moved(found, listed)
         listed = {moved.get(key, key) for key in listed}
         awaited = await self._awaited(local, link, found, set(args.get("requests") or ()))
@@ -104,18 +104,26 @@ class Greeter:
             [[db, permit_list(permit)] for db, permit in found.keys() & listed
              if found[db, permit].state is SessionState.UNKNOWN],
             [[db, permit_list(permit)] for db, permit in listed - found.keys()
-             if db in self._ledgers and not self.is_lost(db) and not self._is_of_before(db, permit)],
+             if db in self._ledgers and db not in unreadable
+             and not self.is_lost(db) and not self._is_of_before(db, permit)],
             [[db, permit_list(old), permit_list(new)] for (db, old), (_, new) in moved.items()])
 
-    async def _standing(self, boot_id: str) -> Found:
-        """Every slot of every ledger that stands under this boot id."""
+    async def _standing(self, boot_id: str) -> tuple[Found, set[str]]:
+        """Every slot of every ledger that stands under this boot id; and the ledgers with one that cannot be
+        read: whose that is nobody knows, so nothing that is missing there is gone."""
         found: Found = {}
+        unreadable: set[str] = set()
         for db, ledger in self._ledgers.items():
-            snapshot = await self._store.range(ledger.keys.sessions())
-            for session in map(session_of, snapshot.entries):
+            for entry in (await self._store.range(ledger.keys.sessions())).entries:
+                try:
+                    session = session_of(entry)
+                except ValueError as fault:
+                    unreadable.add(db)
+                    _log.error(Event.SOMETHING_FAILED, database=db, why=f"{entry.key}: {fault}")
+                    continue
                 if session.owner == boot_id:
                     found[db, session.permit] = session
-        return found
+        return found, unreadable
 
     async def _awaited(
         self, local: Local, link: Link, found: Found, outstanding: Collection[str]

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 import trio
 
 from coordinator.ledger.keys import FleetKeys
-from coordinator.ledger.record import UnknownSchema, Worker
-from coordinator.registry import Ordinal
+from coordinator.ledger.reading import read_or_none
+from coordinator.ledger.record import Worker
+from coordinator.registry import owners_of
 from coordinator.store.api import Store
 
 PAUSE_SECONDS = 0.05
@@ -65,11 +66,9 @@ class Ordinals:
         workers = await self._store.range(self._keys.workers())
         addresses: dict[str, str] = {}
         for entry in workers.entries:
-            try:
-                record = Worker.decode(entry.value)
-            except (UnknownSchema, ValueError):
-                continue  # of a newer version: it cannot be reached from here, the others can
-            addresses[record.boot_id] = record.cancel_address
-        return {int(entry.key.rpartition("/")[2]): addresses[owner] for entry in ordinals.entries
-                if (owner := Ordinal.decode(entry.value).boot_id) in addresses}
+            record = read_or_none(Worker, entry)
+            if record is not None:  # one of a newer version cannot be reached from here, the others can
+                addresses[record.boot_id] = record.cancel_address
+        return {number: addresses[owner] for number, owner in owners_of(ordinals.entries).items()
+                if owner in addresses}
 

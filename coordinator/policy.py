@@ -15,8 +15,10 @@ from typing import Any
 import msgpack
 import yaml
 
+from coordinator.bounded_yaml import read_yaml
+from coordinator.resolved import RESOLVED, Resolved
 from coordinator.session_table import DATABASE_BYTES_MAX
-from coordinator.yaml_faults import yaml_fault
+from coordinator.yaml_faults import plain, yaml_fault
 
 SCHEMA_NAME = "dbAdmissionPolicy.v1"
 FAIRNESS = ("weighted-deficit-v2",)
@@ -24,12 +26,11 @@ POOL_MODES = ("transaction", "session", "statement")
 BUCKET_MODES = ("delay", "reject")
 SLOTS_MAX = 100_000
 FAILOVER_SHARE = 10  # one of so many main slots is kept for a failover, where nothing else is given
-RESOLVED = "resolved"  # beside the fields of a stored document: no field of it has this name
 _UNITS_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h|d)")
 
 
-class PolicyRefused(Exception):
+class PolicyRefused(ValueError):
     """The document is not a valid policy: `faults` has one line for each, with its path."""
 
     def __init__(self, faults: list[str]) -> None:
@@ -72,31 +73,6 @@ class Tenant:
     weight: int = 1
     inflight: int | None = None
     bucket: Bucket | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """What a document left to the moment of its publication, and where it was published for.
-
-    `hard_connection_limit` None: no server was seen. `hosts` and `role` are those of the databases that the
-    publisher's config has on this ledger.
-    """
-
-    failover_permits: int = 0
-    hard_connection_limit: int | None = None
-    hosts: tuple[str, ...] = ()
-    role: str = ""
-
-    def encode(self) -> dict[str, Any]:
-        """Beside the document, under `resolved`."""
-        return {"failoverPermits": self.failover_permits, "hardConnectionLimit": self.hard_connection_limit,
-                "hosts": list(self.hosts), "role": self.role}
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Resolved:
-        """The inverse; what is absent has its default."""
-        return cls(values.get("failoverPermits", 0), values.get("hardConnectionLimit"),
-                   tuple(values.get("hosts") or ()), values.get("role") or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +137,32 @@ def encode_policy(document: Mapping[str, Any], resolved: Resolved | None = None)
 
 def decode_document(raw: bytes) -> dict[str, Any]:
     """The document of a stored generation. Raises PolicyRefused for what is not one."""
-    document = msgpack.unpackb(raw)
-    if not isinstance(document, dict):
-        raise PolicyRefused(["not a map of fields"])
-    return {name: value for name, value in document.items() if name != RESOLVED}
+    return {name: value for name, value in _stored_map(raw).items() if name != RESOLVED}
 
 
 def decode_policy(raw: bytes) -> Policy:
     """The policy of a stored generation. Raises PolicyRefused for what a newer version wrote."""
     policy = parse_policy(decode_document(raw))
-    return replace(policy, resolved=Resolved.parse(msgpack.unpackb(raw).get(RESOLVED) or {}))
+    try:
+        return replace(policy, resolved=Resolved.parse(_stored_map(raw).get(RESOLVED) or {}))
+    except ValueError as fault:
+        raise PolicyRefused([f"{RESOLVED}: {fault}"]) from None
+
+
+def _stored_map(raw: bytes) -> dict[Any, Any]:
+    try:
+        document = msgpack.unpackb(raw)
+    except ValueError as fault:
+        raise PolicyRefused([f"not a stored policy: {fault}"]) from None
+    if not isinstance(document, dict):
+        raise PolicyRefused(["not a map of fields"])
+    return document
 
 
 def load_policy(text: str) -> tuple[Policy, dict[str, Any]]:
     """The policy of a YAML text, and its document. Raises PolicyRefused."""
     try:
-        document = yaml.safe_load(text)
+        document = read_yaml(text)
     except yaml.YAMLError as fault:
         raise PolicyRefused([f"it is not YAML: {yaml_fault(fault)}"]) from None
     if not isinstance(document, dict):
@@ -306,7 +292,7 @@ class _Fields:
         self.faults = faults
 
     def _at(self, name: str) -> str:
-        return f"{self._path}.{name}" if self._path else name
+        return f"{self._path}.{plain(name)}" if self._path else plain(name)
 
     def _fault(self, name: str, what: str) -> None:
         self.faults.append(f"{self._at(name)}: {what}")

@@ -15,8 +15,9 @@ from typing import Any
 from coordinator.ledger.keys import DbKeys
 from coordinator.ledger.record import Alias, Kind
 from coordinator.ledger.snapshot import Held, LedgerSnapshot
-from coordinator.policy import Policy, PolicyRefused, Resolved, decode_policy, encode_policy
+from coordinator.policy import Policy, PolicyRefused, decode_policy, encode_policy
 from coordinator.policy_values import difference_text
+from coordinator.resolved import Resolved
 from coordinator.store.api import Compare, Entry, Put, Txn, absent, unchanged
 
 CLIENTS = (Kind.MAIN, Kind.RESERVE)  # a rollback ends these; those of commands and replication stay counted

@@ -100,6 +100,8 @@ class BackendReaper:
                 looked.unproven -= len(group) - left
             except (StoreUnavailable, StoreUnknown):
                 pass  # etcd went away: the next pass tries again
+            except ValueError as fault:  # another process wrote meanwhile what this one cannot read
+                _log.error(Event.SOMETHING_FAILED, database=db, why=str(fault))
             finally:
                 self._at_work.discard((db, address))
                 looked.nodes += 1

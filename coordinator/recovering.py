@@ -92,7 +92,7 @@ class Recovering:
                 await self._recover_worker(local, view.db, head)
                 local.recovered[view.db] = head.incarnation
             except (NotYet, StoreUnavailable, StoreUnknown, LinkLost, LinkRefused, Unregistered,
-                    trio.TooSlowError) as why:
+                    trio.TooSlowError, ValueError) as why:
                 left += 1
                 self._say(local, str(why) or type(why).__name__)
         return left

@@ -19,6 +19,7 @@ import trio
 from coordinator.epoch import acknowledged_by_registering
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
+from coordinator.ledger.reading import read_or_none
 from coordinator.ledger.record import Epoch, Permit, Record, Session, Worker, WorkerExit
 from coordinator.ledger.schemas import why_unread
 from coordinator.link import Link
@@ -196,12 +197,13 @@ class Registry:
     def _record(
         self, local: Local, ordinal: int, old: Entry | None, epochs: Sequence[Entry | None]
     ) -> Worker:
-        who, before = local.who, Worker.decode(old.value) if old else None
+        who, before = local.who, read_or_none(Worker, old)
         known = {
             db: acknowledged_by_registering(
-                Epoch.decode(entry.value).number, serves=local.serves.get(db, 0),
+                epoch.number, serves=local.serves.get(db, 0),
                 before=max(local.acknowledged.get(db, 0), before.epochs.get(db, 0) if before else 0))
-            for db, entry in zip(self._databases, epochs, strict=True) if entry is not None}
+            for db, entry in zip(self._databases, epochs, strict=True)
+            if (epoch := read_or_none(Epoch, entry)) is not None}
         return Worker(
             boot_id=who.boot_id, index=who.index, ordinal=ordinal, host=self._host,
             machine_id=self._machine_id, kernel_boot_id=self._kernel_boot_id, pid=who.pid,
@@ -242,7 +244,9 @@ class Registry:
             if not snapshot.entries:
                 raise Unregistered("it has no worker key")
             entry = snapshot.entries[0]
-            record = Worker.decode(entry.value)
+            record = read_or_none(Worker, entry)
+            if record is None:
+                raise Unregistered("its worker key cannot be read: it is to say hello again")
             changed = change(record)
             if changed == record:
                 return
@@ -293,13 +297,24 @@ class Registry:
 
 def choose_ordinal(boot_id: str, taken: Iterable[Entry], *, before: int = -1) -> int:
     """The ordinal this worker has, else the one it had `before` if that is free, else the lowest free one."""
-    owners = {int(entry.key.rpartition("/")[2]): Ordinal.decode(entry.value).boot_id for entry in taken}
+    owners = owners_of(taken)
     for number, owner in owners.items():
         if owner == boot_id:
             return number
     if before >= 0 and before not in owners:
         return before
     return next(number for number in range(len(owners) + 1) if number not in owners)
+
+
+def owners_of(entries: Iterable[Entry]) -> dict[int, str]:
+    """Boot id by ordinal; of one that is taken by who knows whom it is empty."""
+    found: dict[int, str] = {}
+    for entry in entries:
+        number = entry.key.rpartition("/")[2]
+        if number.isdecimal():
+            record = read_or_none(Ordinal, entry)
+            found[int(number)] = record.boot_id if record else ""
+    return found
 
 
 def read_kernel_boot_id() -> str:

@@ -14,6 +14,7 @@ from coordinator.fleet_policies import fleet_demands
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.notes import GrowthStop
 from coordinator.ledger.proofs import Look
+from coordinator.ledger.reading import read_or_none
 from coordinator.looks import Eyes, LookFailed
 from coordinator.placement import Demand, crowded
 from coordinator.spec import DatabaseSpec
@@ -129,7 +130,7 @@ class Room:
     def _change(self, db: str, demand: Demand | None, told: Entry | None, fence: Compare) -> Txn | None:
         key, why = self._keys.db(db).growth(), self.crowded.get(db)
         if why is not None:
-            if told is not None and GrowthStop.decode(told.value).why == why:
+            if told is not None and (stop := read_or_none(GrowthStop, told)) is not None and stop.why == why:
                 return None
             stands = absent(key) if told is None else unchanged(key, told.mod_revision)
             return Txn((fence, stands), (Put(key, GrowthStop(why, self._now_us()).encode()),))

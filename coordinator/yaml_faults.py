@@ -1,4 +1,4 @@
-"""What is said of a text that is not YAML: in the config, and in a policy. Pure."""
+"""What is said of a text that is not YAML, and how its names are shown. For the config and policies. Pure."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def yaml_fault(fault: Exception) -> str:
     why = " ".join(str(fault.problem or fault.context or "cannot be read").split())
     hint = next((hint for words, hint in _HINTS if re.search(words, why)), "")
     return f"line {mark.line + 1}, column {mark.column + 1}: {why}" + (f": {hint}" if hint else "")
+
+
+def plain(name: object) -> str:
+    """A name or value of somebody's file, for a terminal: quoted and escaped if it is not all printable."""
+    text = str(name)
+    return text if text.isprintable() else repr(text)

@@ -19,7 +19,8 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from coordinator.yaml_faults import yaml_fault
+from coordinator.bounded_yaml import BoundedLoader, text_within, value_of
+from coordinator.yaml_faults import plain, yaml_fault
 from pooler.errors import UsageFault
 from pooler.net.tls_context import certificate_warnings
 from pooler.settings_checks import faults_across
@@ -185,7 +186,7 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-class _Repeated(yaml.SafeLoader):
+class _Repeated(BoundedLoader):
     """A SafeLoader that notes keys written twice (YAML would silently keep the last)."""
 
     def __init__(self, text: str) -> None:
@@ -196,23 +197,22 @@ class _Repeated(yaml.SafeLoader):
         seen: set[Any] = set()
         for key, _ in node.value:
             if key.value in seen and key.value != "<<":
-                self.repeated.append(f'line {key.start_mark.line + 1}: key "{key.value}" is written twice')
+                line = key.start_mark.line + 1
+                self.repeated.append(f'line {line}: key "{plain(key.value)}" is written twice')
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def _read(file: Path) -> tuple[dict[Any, Any] | None, list[Fault]]:
     try:
-        loader = _Repeated(file.read_text(encoding="utf-8"))
-        values = loader.get_single_data()
+        loader = _Repeated(text_within(file))
+        values = value_of(loader)
     except OSError as fault:
         return None, [Fault("", f"cannot read it: {fault.strerror}")]
     except UnicodeDecodeError:
         return None, [Fault("", "it is not UTF-8 text")]
-    except (yaml.YAMLError, ValueError, TypeError) as fault:
+    except yaml.YAMLError as fault:
         return None, [Fault("", f"it is not YAML: {yaml_fault(fault)}")]
-    except RecursionError:
-        return None, [Fault("", "it is nested too deeply")]
     if not isinstance(values, dict):
         return None, [Fault("", "it must be a mapping of sections: fleet, databases, …")]
     return values, [Fault("", text) for text in loader.repeated]
@@ -240,7 +240,7 @@ def _without_echoes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 
 def _fault(details: ErrorDetails) -> Fault:
     location = details["loc"]
-    path = ".".join(str(part) for part in location)
+    path = ".".join(plain(part) for part in location)
     kind, value = details["type"], details.get("input")
     if kind == "missing":
         return Fault(path, _required(location))
@@ -287,7 +287,7 @@ def _refused(kind: str, value: object, details: ErrorDetails) -> str:
 
 def _shown(value: object) -> str:
     if isinstance(value, str):
-        return f'"{value}"'
+        return f'"{value}"' if value.isprintable() else repr(value)
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BeforeValidator, SecretStr, ValidationInfo
 
+from coordinator.bounded_yaml import TooMuch, read_yaml, text_within
 from coordinator.yaml_faults import yaml_fault
 
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -152,9 +153,11 @@ def _readable_file(value: object, info: ValidationInfo) -> Path:
 def text_of(path: Path) -> str:
     """Raises ValueError for what cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return text_within(path)
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
+    except TooMuch as fault:
+        raise ValueError(f"{path}: {fault}") from None
     except OSError as fault:
         raise ValueError(f"cannot read {path}: {fault.strerror}") from None
 
@@ -190,11 +193,9 @@ def _policy_file(value: object, info: ValidationInfo) -> PolicyFile:
         raise ValueError(f"there is no file {path} (`pooler init --dsn …` writes one that fits a server)")
     text = text_of(path)
     try:
-        policy = yaml.safe_load(text)
+        policy = read_yaml(text)
     except yaml.YAMLError as fault:
         raise ValueError(f"{path} is not YAML: {yaml_fault(fault)}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply") from None
     database = policy.get("database") if isinstance(policy, dict) else None
     if not isinstance(database, str) or not database:
         raise ValueError(f"{path} is not an admission policy: it has no `database: name/role`")

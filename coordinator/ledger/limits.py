@@ -57,22 +57,32 @@ def limits_of_policy(raw: bytes) -> Limits:
     Raises ValueError for what is not one.
     """
     policy: Mapping[str, Any] = msgpack.unpackb(raw)
-    if not isinstance(policy, dict) or not isinstance(policy.get("serverSessionPermits"), int):
+    if not isinstance(policy, dict) or "serverSessionPermits" not in policy:
         raise ValueError("not a policy generation")
     return Limits(
-        main=policy["serverSessionPermits"],
-        reserve=policy.get("reservePermits", 0),
-        admin=policy.get("adminReserve", 0),
-        replication=policy.get("replicationReserve", 0),
+        main=_count(policy, "serverSessionPermits"),
+        reserve=_count(policy, "reservePermits"),
+        admin=_count(policy, "adminReserve"),
+        replication=_count(policy, "replicationReserve"),
         failover=_failover_permits(policy),
     )
 
 
+def _count(policy: Mapping[str, Any], name: str) -> int:
+    count = policy.get(name, 0)
+    if type(count) is not int or count < 0:
+        raise ValueError(f"not a policy generation: {name} is no count")
+    return count
+
+
 def _failover_permits(policy: Mapping[str, Any]) -> int:
     """As given, else as it was worked out when the generation was published."""
-    given, resolved = policy.get("failoverPermits"), policy.get("resolved") or {}
-    permits: int = resolved.get("failoverPermits", 0) if given is None else given
-    return permits
+    if policy.get("failoverPermits") is not None:
+        return _count(policy, "failoverPermits")
+    resolved = policy.get("resolved") or {}
+    if not isinstance(resolved, dict):
+        raise ValueError("not a policy generation: what was resolved is not a map")
+    return _count(resolved, "failoverPermits")
 
 
 def share_of(request_id: str) -> float:

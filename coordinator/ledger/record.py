@@ -15,13 +15,17 @@ from typing import Any, ClassVar, Self
 import msgpack
 
 from coordinator.ledger.states import SessionState
+from coordinator.ledger.stored_types import Shape, read_fields, shape_of
 
 SCHEMA = 1
 COMMAND_INDEX = -1  # of the `worker/` key of a command: it has permits of kind admin and no sessions to drain
 
 
-class UnknownSchema(Exception):
-    """A value was written by a version this one cannot read: upgrade before going on."""
+class UnknownSchema(ValueError):
+    """A value was written by a version this one cannot read: upgrade before going on.
+
+    A ValueError, as of a value that is damaged: who can do without the one can do without the other.
+    """
 
 
 class Kind(StrEnum):
@@ -84,7 +88,7 @@ class Record:
     def encode(self) -> bytes:
         """The msgpack map, with schema."""
         values: dict[str, Any] = dict(getattr(self, "extra", {}))
-        for name in _names(type(self)):
+        for name in _shape(type(self)):
             values[name] = _plain(getattr(self, name))
         values["schema"] = SCHEMA
         packed: bytes = msgpack.packb(values)
@@ -92,32 +96,39 @@ class Record:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Raises UnknownSchema for a newer schema, ValueError for what is not this record."""
-        values = msgpack.unpackb(raw)
-        if not isinstance(values, dict) or not isinstance(values.get("schema"), int):
+        """Raises UnknownSchema for a newer schema; ValueError (only that) for what is not this record."""
+        try:
+            values = msgpack.unpackb(raw)
+        except ValueError as fault:
+            raise ValueError(f"not a {cls.name} record: {str(fault) or 'not msgpack'}") from None
+        if not isinstance(values, dict) or type(values.get("schema")) is not int:
             raise ValueError(f"not a {cls.name} record")
         if values["schema"] > SCHEMA:
             raise UnknownSchema(f"{cls.name}: schema {values['schema']}, this version reads {SCHEMA}")
-        known = _names(cls)
-        taken = {key: value for key, value in values.items() if key in known}
-        if hasattr(cls, "extra"):
-            taken["extra"] = {k: v for k, v in values.items() if k not in known and k != "schema"}
-        return cls._build(taken)
+        known = _shape(cls)
+        try:
+            taken = read_fields(known, values)
+            if hasattr(cls, "extra"):
+                taken["extra"] = {k: v for k, v in values.items() if k not in known and k != "schema"}
+            record = cls(**taken)
+            record.check()
+            return record
+        except (ValueError, TypeError) as fault:  # a TypeError: a field is missing
+            raise ValueError(f"not a {cls.name} record: {fault}") from None
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Self:
-        return cls(**values)
+    def check(self) -> None:
+        """Raises ValueError for values that no record of this kind has, though each is of its type."""
 
 
-_NAMES: dict[type[Record], Mapping[str, None]] = {}
+_SHAPES: dict[type[Record], Shape] = {}
 
 
-def _names(record: type[Record]) -> Mapping[str, None]:
+def _shape(record: type[Record]) -> Shape:
     """Its fields but `extra`, in their order."""
-    names = _NAMES.get(record)
-    if names is None:
-        names = _NAMES[record] = {f.name: None for f in fields(record) if f.name != "extra"}
-    return names
+    shape = _SHAPES.get(record)
+    if shape is None:
+        shape = _SHAPES[record] = shape_of(record, frozenset({"extra"}))
+    return shape
 
 
 _AS_THEY_ARE = frozenset({int, str, bool, float, bytes, type(None)})
@@ -195,14 +206,10 @@ class Session(Record):
         slots = (each.partition("/") for each in self.left_slots)
         return tuple(Permit(Kind(kind), int(slot), self.generation) for kind, _, slot in slots)
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Self:
-        values["kind"] = Kind(values["kind"])
-        values["state"] = SessionState(values["state"])
-        values["backend"] = backend_from(values.get("backend"))
-        values["siblings"] = tuple(values.get("siblings") or ())
-        values["left_slots"] = tuple(values.get("left_slots") or ())
-        return cls(**values)
+    def check(self) -> None:
+        """See Record.check."""
+        if self.left_slots:
+            _ = self.former_permits
 
     def moved(self, state: SessionState, now_us: int, **changes: Any) -> Session:
         """A copy in another state."""
@@ -221,10 +228,6 @@ class Receipt(Record):
     base: int = 0  # LedgerHead.generation_base: added to the create revision
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Self:
-        values["kind"] = Kind(values["kind"])
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +241,6 @@ class Seat(Record):
     request_id: str
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Self:
-        values["kind"] = Kind(values["kind"])
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +264,6 @@ class Worker(Record):
     registered: int = 0  # rises when a worker re-puts its key: fails every older reservation still in a pipe
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Self:
-        values["schemas"] = tuple(values.get("schemas", (SCHEMA,)))
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +299,6 @@ class LedgerHead(Record):
     frozen: str = ""  # who forbade that it grows, until it is thawed
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Self:
-        values["state"] = LedgerState(values["state"])
-        return cls(**values)
 
 
 class EpochState(StrEnum):
@@ -332,15 +323,6 @@ class Epoch(Record):
     failover: bool = False  # its predecessor may have sessions yet that no proof ended: see failoverPermits
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Self:
-        values["state"] = EpochState(values["state"])
-        backend = backend_from(values["backend"])
-        if backend is None:
-            raise ValueError("an epoch without a backend")
-        values["backend"] = backend
-        values["target"] = backend_from(values.get("target"))
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)

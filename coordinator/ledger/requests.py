@@ -122,7 +122,7 @@ class Requests:
             keys = [self._keys.receipt(request_id) for request_id in answered]
             for i in range(0, len(keys), 100):
                 await self._access.carry_out(Txn(deletes=tuple(keys[i : i + 100])))
-        except (StoreUnavailable, StoreUnknown):
+        except (StoreUnavailable, StoreUnknown, ValueError):
             return False
         return True
 

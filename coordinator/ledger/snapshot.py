@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
@@ -147,6 +148,22 @@ def snapshot_from(
             for e in receipts),
         policies={int(_last(e)): e.value for e in policies},
         limits=limits,
-        workers={_last(e): Registered(Worker.decode(e.value), e.mod_revision, e.lease) for e in workers},
-        exits={_last(e): Died(WorkerExit.decode(e.value), e.mod_revision) for e in exits},
+        workers={_last(e): Registered(_worker(e), e.mod_revision, e.lease) for e in workers},
+        exits=dict(_died(exits)),
     )
+
+
+def _worker(entry: Entry) -> Worker:
+    """What cannot be read of a fleet's key is no fault of this ledger: of its worker it is known that it is
+    there, and nothing else; so it has acknowledged no epoch, and is waited for."""
+    try:
+        return Worker.decode(entry.value)
+    except ValueError:
+        return Worker(_last(entry), 0, -1, "", "", "", 0, 0, schemas=())
+
+
+def _died(entries: Sequence[Entry]) -> Iterator[tuple[str, Died]]:
+    """A record that cannot be read proves no death."""
+    for entry in entries:
+        with suppress(ValueError):
+            yield _last(entry), Died(WorkerExit.decode(entry.value), entry.mod_revision)

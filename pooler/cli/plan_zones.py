@@ -11,13 +11,12 @@ from typing import Any
 
 import yaml
 
+from coordinator.bounded_yaml import read_yaml, text_within
 from coordinator.yaml_faults import yaml_fault
 from pooler.capacity import Sample, Workers, Zones, naive, planned, tested_tps
 from pooler.cli.options import seconds_of
 from pooler.errors import PoolerError, UsageFault
 from pooler.settings_units import parse_duration_seconds
-
-FILE_BYTES_MAX = 1 << 20
 
 
 class NoPointFits(PoolerError):
@@ -95,11 +94,7 @@ def zone_plan(
 def read_samples(path: Path) -> list[Sample]:
     """The points of a load test. Raises UsageFault with every fault of the file."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-        if len(raw) > FILE_BYTES_MAX:
-            raise UsageFault(f"--measured {path}: over {FILE_BYTES_MAX} bytes; a load test is a short list")
-        rows = yaml.safe_load(raw.decode())
+        rows = read_yaml(text_within(path))
     except (OSError, UnicodeDecodeError) as fault:
         raise UsageFault(f"--measured {path}: {getattr(fault, 'strerror', None) or 'not UTF-8'}") from None
     except yaml.YAMLError as fault:

@@ -77,8 +77,9 @@ async def test_one_that_hangs_holds_up_nobody_once_the_advance_is_over(
         gate.advanced(2)
         await trio.sleep(NARROW_SECONDS)  # noqa: TID251 - on a clock that jumps
         w.server.logins_open = trio.Event()
+        opened: list[OpenSession] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(open_many, w, gate, opened := [], 5)
+            nursery.start_soon(open_many, w, gate, opened, 5)
             await wait_all_tasks_blocked()
             assert w.server.at_the_door == 5
             w.server.logins_open.set()

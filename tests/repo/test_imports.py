@@ -14,6 +14,7 @@ from tests.repo.sources import ROOT
 KNOWN_OF_COORDINATOR = {
     "coordinator.link", "coordinator.ledger.states", "coordinator.ledger.record", "coordinator.ledger.keys",
     "coordinator.ledger.living", "coordinator.session_table", "coordinator.logs", "coordinator.yaml_faults",
+    "coordinator.bounded_yaml",
 }
 MAY_KNOW_ALL = ("pooler.cli", "pooler.demo")
 
