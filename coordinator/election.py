@@ -94,8 +94,7 @@ class Election:
                 finally:
                     await _give_back(lease)
                 if self._resigns.is_set():
-                    self._resigns = trio.Event()
-                    await trio.sleep(ABSTAIN_TTLS * self._ttl)  # noqa: TID251 - another is to stand first
+                    await self._abstain()
             except (StoreUnavailable, StoreUnknown, Compacted):  # compacted: what is read anew is newer
                 await trio.sleep(self._ttl / 3)  # noqa: TID251 - back-off towards an unreachable store
 
@@ -106,7 +105,7 @@ class Election:
             return  # another was faster
         fence = Compare(self._key, Field.CREATE, outcome.revision)
         self.fence, self.holder = fence, self._leader
-        self.lease_id, self._resigns = lease.id, trio.Event()
+        self.lease_id = lease.id
         _log.info(Event.LEADER_ELECTED, revision=outcome.revision)
         try:
             async with trio.open_nursery() as nursery:
@@ -119,8 +118,22 @@ class Election:
             _log.info(Event.LEADER_RESIGNED, revision=outcome.revision)
 
     def resign(self) -> None:
-        """Lead no more, and do not stand again at once."""
-        self._resigns.set()
+        """Lead no more, and do not stand again at once. Who does not lead has nothing to give up."""
+        if self.leading:
+            self._resigns.set()
+
+    async def _abstain(self) -> None:
+        """Another is to stand first; what that one asks is heard meanwhile."""
+        with trio.move_on_after(ABSTAIN_TTLS * self._ttl):
+            while True:
+                try:
+                    standing = await self._store.read(self._key)
+                    if standing.entries:
+                        self._hear(standing.entries[0])
+                    await self._wait_for_vacancy(standing.revision)
+                except (StoreUnavailable, StoreUnknown, Compacted):
+                    await trio.sleep(self._ttl / 3)  # noqa: TID251 - back-off towards an unreachable store
+        self._resigns = trio.Event()
 
     async def ask(self, blind: Sequence[str], seen: Sequence[str]) -> None:
         """While leading: says in the key what it cannot see. Raises StoreUnavailable, StoreUnknown."""

@@ -3,8 +3,8 @@
 Once for each node as it ran (cluster, address, start of its postmaster), however many ledgers were served
 there: what was asked and what came of it is kept under `operator/`, written before the command is begun.
 Only the leader begins it, once no ledger of the fleet is served there any more, and by a look of just before:
-nobody fences a backend that serves, nor a standby. What was begun goes on when the leadership moves, and its end
-is written down: the next leader waits for it.
+nobody fences a backend that serves, nor a standby. What was begun goes on when the leadership moves, and its
+end is written down: the next leader waits for it.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from coordinator.looks import Eyes, LookFailed, split_address
 from coordinator.store.api import Entry, Lease, Put, Store, StoreUnavailable, StoreUnknown, Txn
 
 BLIND_SECONDS = 10.0
+LOOKED_AT_SECONDS = 60.0  # a server that nobody has looked at for so long is nobody's any more
 TRY_SECONDS = 2.0  # of one connect
 PACE_SECONDS = 1.0  # of the leader's own tries while it is blind
 
@@ -80,9 +81,11 @@ class Sight:
         self._eyes = eyes
         self.seen_at: dict[str, float] = {}
         self.failed: set[str] = set()
+        self._looked_at: dict[str, float] = {}
 
     async def look(self, address: str, *, fresh: bool = False) -> Look:
         """See Eyes.look."""
+        self._looked_at[address] = trio.current_time()
         try:
             look = await self._eyes.look(address, fresh=fresh)
         except LookFailed:
@@ -104,6 +107,14 @@ class Sight:
         """A term begins: what was seen before counts no more."""
         self.seen_at.clear()
         self.failed.clear()
+        self._looked_at.clear()
+
+    def forget(self, before: float) -> None:
+        """What was last looked at before then: a server that no ledger and no session is at any more."""
+        for address in [each for each, at in self._looked_at.items() if at < before]:
+            del self._looked_at[address]
+            self.failed.discard(address)
+            self.seen_at.pop(address, None)
 
 
 async def can_connect(address: str) -> bool:
@@ -199,6 +210,7 @@ class Reach:
 
     async def _ask(self, began: float) -> None:
         sight, now = self._sight, trio.current_time()
+        sight.forget(now - max(LOOKED_AT_SECONDS, 3 * self._ttl))
         failed = sorted(sight.failed)
         reached = await _those_that_connect(failed, self._connect) if failed else []
         blind = [address for address in failed if address not in reached and address in sight.failed]

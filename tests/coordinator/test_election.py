@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from coordinator.election import Election, Leader
+from coordinator.election import ABSTAIN_TTLS, Election, Leader
 from coordinator.store.api import Compacted, Compare, Put, Txn, Won
 from coordinator.store.memory import MemoryStore
 from tests.ledger.ground import FLEET
@@ -101,6 +101,29 @@ async def test_a_leader_stays_for_as_long_as_its_lease_is_renewed(clock: MockClo
         with trio.move_on_after(20 * TTL_SECONDS):
             await trio.sleep_forever()
         assert (led.ended, len(led.fences)) == (0, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_resigned_abstains_once_and_who_lost_a_campaign_or_does_not_lead_not_at_all(
+    clock: MockClock
+) -> None:
+    store, led = MemoryStore(), Led()
+    a = candidate(store, "a")
+    async with trio.open_nursery() as nursery:
+        a.resign()
+        nursery.start_soon(a.run, led)
+        await wait_all_tasks_blocked()
+        assert a.leading
+        a.resign()
+        await wait_all_tasks_blocked()
+        assert not a.leading
+        a.resign()
+        with trio.move_on_after(ABSTAIN_TTLS * TTL_SECONDS + 0.1):
+            await trio.sleep_forever()
+        assert (a.leading, len(led.fences)) == (True, 2)
+        with trio.move_on_after(20 * TTL_SECONDS):
+            await trio.sleep_forever()
+        assert (a.leading, len(led.fences)) == (True, 2)
         nursery.cancel_scope.cancel()
 
 

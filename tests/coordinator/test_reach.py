@@ -13,7 +13,16 @@ from trio.testing import MockClock
 from coordinator.election import Election, Leader
 from coordinator.ledger.proofs import Look
 from coordinator.looks import LookFailed
-from coordinator.reach import BLIND_SECONDS, Present, Reach, Sight, better, can_connect, present
+from coordinator.reach import (
+    BLIND_SECONDS,
+    LOOKED_AT_SECONDS,
+    Present,
+    Reach,
+    Sight,
+    better,
+    can_connect,
+    present,
+)
 from coordinator.store.api import Compare
 from coordinator.store.memory import MemoryStore
 from tests.coordinator.stage import FakeEyes, Server
@@ -163,6 +172,33 @@ async def test_25_who_resigned_stands_again_when_nobody_else_does(clock: MockClo
         await after(2 * TTL_SECONDS)
         assert leads(hosts[:1]) == ["a"]
         nursery.cancel_scope.cancel()
+
+
+async def test_25_a_server_that_nobody_looks_at_any_more_costs_no_leader_its_place(clock: MockClock) -> None:
+    store = MemoryStore()
+    a, b = Host("a", store, {HERE, THERE}), Host("b", store, {HERE, THERE})
+    async with running(a, b):
+        await after(6)
+        a.reached.discard("gone:5432")
+        a.sight.failed.add("gone:5432")  # as after a look that failed
+        with suppress(LookFailed):
+            await a.sight.look("gone:5432")
+        assert "gone:5432" in a.sight.failed
+        await after(LOOKED_AT_SECONDS + 2)
+        assert "gone:5432" not in a.sight.failed
+        assert a.sight.seen_at.keys() == {HERE, THERE}
+        assert b.election.holder is not None
+        assert b.election.holder.blind == ()
+
+
+async def test_25_who_resigned_answers_the_next_leader_at_once(clock: MockClock) -> None:
+    store = MemoryStore()
+    a, b = Host("a", store, {HERE}), Host("b", store, {HERE, THERE})
+    async with running(a, b):
+        await after(BLIND_SECONDS + 1.5)
+        assert leads((a, b)) == ["b"]
+        assert a.election.holder is not None
+        assert a.election.holder.host == "b"
 
 
 async def test_a_coordinator_that_is_there_has_a_key_and_one_that_ends_has_none(clock: MockClock) -> None:
