@@ -53,12 +53,6 @@ class Leader(Record):
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Leader:
-        values["blind"], values["seen"] = tuple(values.get("blind") or ()), tuple(values.get("seen") or ())
-        return cls(**values)
-
-
 class Election:
     """Campaigns for as long as `run` runs; `leading` and `fence` say how it stands now."""
 

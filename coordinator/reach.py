@@ -46,11 +46,6 @@ class Present(Record):
     reaches: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    @classmethod
-    def _build(cls, values: dict[str, Any]) -> Present:
-        values["reaches"] = tuple(values.get("reaches") or ())
-        return cls(**values)
-
 
 def present(entries: Iterable[Entry]) -> dict[str, Present]:
     """Every coordinator that is there, by its key; what cannot be read is left out."""
