@@ -1,8 +1,9 @@
 """The leader's watch over each ledger's backend: when a failover was none of ours, the next epoch follows it.
 
-By level: a glance at the epoch's backend each second; at every configured host, and at the one Patroni
-names, as soon as that does not look as it should or somebody gives a hint. What is seen is judged by
-topology.py; the epoch moves by one write that compares it and this leader's key.
+By level: a glance at the epoch's backend each second; at every configured host each few seconds, and as soon
+as that does not look as it should or somebody gives a hint. No other address is dialled, whoever names it. A
+server that was seen to take writes beside the backend is told of until it is seen otherwise. What is seen is
+judged by topology.py; the epoch moves by one write that compares it and this leader's key.
 """
 
 from __future__ import annotations
@@ -20,15 +21,27 @@ from coordinator.events import Event
 from coordinator.glancing import Glances
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.record import Backend, Epoch, Kind, LedgerState, UnknownSchema
+from coordinator.ledger.record import Backend, Epoch, EpochState, Kind, LedgerState, UnknownSchema
 from coordinator.patroni import PatroniFailed
 from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Compare, Store, StoreUnavailable, StoreUnknown
-from coordinator.topology import Advance, Cluster, Glance, Nobody, Seen, Stay, Verdict, decide, needs_all
+from coordinator.topology import (
+    Advance,
+    Cluster,
+    Glance,
+    Nobody,
+    Seen,
+    Stay,
+    Verdict,
+    decide,
+    needs_all,
+    second_primary,
+)
 from coordinator.view import View, Views
 
 LEVEL_SECONDS = 1.0
 HINTED_SECONDS = 0.2  # from one glance to the next, at the least
+ELSEWHERE_SECONDS = 5.0  # between looks at the other hosts of a primary that serves
 MOVE_SECONDS_MAX = 3.0
 CLEAR_SECONDS = 2.0  # between looks at the ledger for what an older epoch still holds
 
@@ -54,6 +67,8 @@ class _Followed:
     open_elsewhere: bool = False  # sessions were opened at hosts that are none of ours now
     clear_at: float = 0.0
     timeline: tuple[int, int] = (0, 0)  # the epoch, and the latest that its backend was a primary on
+    others: dict[str, Glance] = field(default_factory=dict)  # what each other host was when it last answered
+    advanced_at: float = float("-inf")
 
     @classmethod
     def of(cls, specs: Sequence[DatabaseSpec]) -> _Followed:
@@ -122,12 +137,16 @@ class Following:
             async with trio.open_nursery() as nursery:
                 if self._ask_patroni is not None:
                     nursery.start_soon(self._hear_patroni, self._ask_patroni)
-                for db in self._followed:
+                for db, followed in self._followed.items():
                     nursery.start_soon(self._follow_for_ever, db, fence, nursery)
+                    if followed.role == "write":
+                        nursery.start_soon(self._watch_others, db)
         finally:
             self._cluster = None
             for followed in self._followed.values():
                 followed.said = Stay()
+                followed.others.clear()
+                followed.advanced_at = float("-inf")
 
     async def _hear_patroni(self, ask: AskPatroni) -> None:
         while True:
@@ -159,6 +178,15 @@ class Following:
             with trio.move_on_after(LEVEL_SECONDS - HINTED_SECONDS):
                 await followed.hint.wait()
 
+    async def _watch_others(self, db: str) -> None:
+        """Beside the glances at the backend, which a host that does not answer must not hold up."""
+        followed = self._followed[db]
+        while True:
+            epoch = self._views.views[db].epoch
+            if epoch is not None:
+                await self._look_elsewhere(followed, epoch)
+            await trio.sleep(ELSEWHERE_SECONDS)  # noqa: TID251 - servers tell nobody
+
     async def follow(self, db: str, fence: Compare) -> tuple[Epoch, Seen | None] | None:
         """One pass. → the epoch that was left, and its backend as it was seen last, if one was.
 
@@ -185,21 +213,36 @@ class Following:
         epoch = followed.on_its_timeline(epoch, looks[here])
         verdict = self._decide(followed, epoch, looks)
         if everywhere or needs_all(verdict):
-            named = self._cluster.leader if self._cluster is not None else None
-            others = [each for each in dict.fromkeys((*followed.hosts, *([named] if named else ())))
-                      if each != here]
-            followed.open_elsewhere = bool(others)
-            looks |= await self._look(others)
+            looks |= await self._look_elsewhere(followed, epoch)
             verdict = self._decide(followed, epoch, looks)
+            followed.open_elsewhere = followed.role != "write"
         elif followed.open_elsewhere:
             followed.open_elsewhere = False
-            watched = {view.epoch.backend.address for view in self._views.views.values() if view.epoch}
-            await self._glances.close(*[host for host in followed.hosts if host not in watched])
+            await self._glances.close(*[host for host in followed.hosts if host not in self._watched()])
+        if verdict == Stay() and followed.role == "write" and epoch.state is EpochState.ACTIVE:
+            verdict = Stay(second_primary(epoch, {**followed.others, here: looks[here]}))
         return looks, verdict
 
+    async def _look_elsewhere(self, followed: _Followed, epoch: Epoch) -> dict[str, Seen]:
+        """At every other host. One that does not answer is what it was: nobody knows that it changed."""
+        found = await self._look([host for host in followed.hosts if host != epoch.backend.address])
+        followed.others |= {host: seen for host, seen in found.items() if isinstance(seen, Glance)}
+        return found
+
+    def _watched(self) -> set[str]:
+        """Hosts whose sessions are kept for the next look."""
+        backends = {view.epoch.backend.address for view in self._views.views.values() if view.epoch}
+        return backends.union(*(each.hosts for each in self._followed.values() if each.role == "write"))
+
     def _decide(self, followed: _Followed, epoch: Epoch, looks: Mapping[str, Seen]) -> Verdict:
-        return decide(followed.role, epoch, looks, self._cluster, self._clock(),
-                      lag_seconds_max=followed.lag_seconds_max)
+        verdict = decide(followed.role, epoch, looks, self._cluster, self._clock(),
+                         lag_seconds_max=followed.lag_seconds_max,
+                         since_advance_seconds=self._clock() - followed.advanced_at)
+        named = self._cluster.leader if self._cluster is not None and followed.role == "write" else None
+        known = (None, epoch.backend.address, *followed.hosts)
+        if named not in known and not isinstance(verdict, Advance) and verdict.reason:
+            return replace(verdict, reason=f"{verdict.reason} ({named} is none of the hosts in the config)")
+        return verdict
 
     async def _look(self, addresses: Iterable[str]) -> dict[str, Seen]:
         found: dict[str, Seen] = {}
@@ -223,7 +266,7 @@ class Following:
                 _log.error(Event.BACKEND_UNFIT, database=db, why=why)
             case Stay(reason=why) if why:
                 _log.warning(Event.BACKEND_DOUBTFUL, database=db, why=why)
-            case Stay() if isinstance(before, Nobody):
+            case Stay() if not isinstance(before, Advance) and before.reason:
                 _log.info(Event.BACKEND_FIT, database=db)
 
     async def _advance(self, db: str, epoch: Epoch, verdict: Advance, fence: Compare) -> bool:
@@ -245,6 +288,7 @@ class Following:
             return False
         _log.warning(Event.EPOCH_FAILED_OVER, database=db, epoch=after.number, why=verdict.reason,
                      backend=verdict.backend.address, before=epoch.backend.address)
+        self._followed[db].advanced_at = self._clock()
         self._views.hint()
         return True
 

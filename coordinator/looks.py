@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import psycopg
 import trio
+from psycopg import pq
 from psycopg.rows import tuple_row
 
 from coordinator.ledger.proofs import Look, Row
@@ -61,6 +62,13 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE pid = %s AND round(extract(epoch FROM backend_start)::numeric * 1000000)::bigint = %s
 """
 
+
+# How the monitor's login may be made where TLS does not verify who answers: none of these gives the password
+# away. On loopback also the hash that can be used again, never the password itself.
+AUTH_UNVERIFIED = "scram-sha-256,none"
+AUTH_LOOPBACK = "scram-sha-256,md5,none"
+_VERIFIED = frozenset({"verify-ca", "verify-full"})
+_LIBPQ_REQUIRES_AUTH = 160_000  # the first version of libpq that has require_auth
 
 NEEDS_GRANT = "to terminate sessions of other roles the monitor role needs GRANT pg_signal_backend"
 
@@ -284,8 +292,29 @@ def _connect(address: str, door: Door) -> ServerSession:
         "tcp_user_timeout": STATEMENT_TIMEOUT_SECONDS * 2000, "keepalives_idle": 5,
         "keepalives_interval": 2, "keepalives_count": 3,
     }
+    auth = auth_allowed(host, door.monitor.tls)
+    if auth:
+        if pq.version() < _LIBPQ_REQUIRES_AUTH:
+            raise OpenFailed("libpq before 16 would give the password to whoever answers: let TLS verify it",
+                             ended=True)
+        parameters["require_auth"] = auth
     return ServerSession.open(host, port, parameters, timeout_seconds=CONNECT_TIMEOUT_SECONDS,
                               close_timeout_seconds=CLOSE_TIMEOUT_SECONDS)
+
+
+def auth_allowed(host: str, tls: Mapping[str, str]) -> str:
+    """libpq's require_auth for a login at `host` (name, address or directory of a socket) with these TLS
+    parameters; empty: whatever the server asks for.
+
+    https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNECT-REQUIRE-AUTH
+    """
+    if host.startswith("/") or tls.get("sslmode") in _VERIFIED:
+        return ""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    return AUTH_LOOPBACK if is_loopback else AUTH_UNVERIFIED
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -16,6 +16,8 @@ from coordinator.ledger.record import Backend, Epoch, EpochState
 AGE_SECONDS_MAX = 5.0  # what was seen longer ago says nothing of now
 FIRST_START = "first start"  # as founding gives the reason of its epoch
 LAST_RESORT = "no standby answers; all there"  # in the reason of an epoch at a primary that is read from
+ENTER_LAG = 0.5  # of the limit: two standbys whose lags cross near it are not gone to and fro between
+SETTLE_READ_SECONDS = 30.0  # a read pool that has just moved is not moved again for a lag
 GONE_LOOKS_READ = 3  # looks in a row that failed before a read pool leaves: its clients lose what they run
 
 
@@ -79,12 +81,13 @@ Verdict = Stay | Advance | Nobody
 
 def decide(
     role: str, epoch: Epoch, looks: Mapping[str, Seen], patroni: Cluster | None, now: float, *,
-    lag_seconds_max: float | None = None,
+    lag_seconds_max: float | None = None, since_advance_seconds: float = float("inf"),
 ) -> Verdict:
     """Where the ledger belongs.
 
     `looks` by address (host:port), of the configured hosts, the epoch's backend and Patroni's leader, as far
     as they were looked at. `lag_seconds_max`: of a standby that is to be read from; None: any, known or not.
+    `since_advance_seconds`: how long ago this leader moved the ledger.
     """
     if epoch.state is not EpochState.ACTIVE:
         return Stay()  # whoever drains it decides where it goes
@@ -92,7 +95,7 @@ def decide(
     cluster = patroni if patroni is not None and now - patroni.at <= AGE_SECONDS_MAX else None
     if role == "write":
         return _decide_write(epoch, fresh, cluster)
-    return _decide_read(epoch, fresh, lag_seconds_max)
+    return _decide_read(epoch, fresh, lag_seconds_max, since_advance_seconds)
 
 
 def needs_all(verdict: Verdict) -> bool:
@@ -110,7 +113,7 @@ def _decide_write(epoch: Epoch, looks: Mapping[str, Seen], cluster: Cluster | No
         return Nobody(f"{why}; Patroni names {'it' if named else 'nobody'} all the same")
     elsewhere = named is not None and named != here and not _is_same(looks.get(here), looks.get(named))
     if not why and not elsewhere:
-        return Stay(_second_primary(epoch, looks))
+        return Stay(second_primary(epoch, looks))
     if not epoch.backend.system_identifier:
         return Nobody(f"{why or 'Patroni names another'}; which cluster {here} is was never seen")
     others = [each for each in looks if each != here] if named is None else [named]
@@ -176,7 +179,7 @@ def _is_same(one: Seen | None, other: Seen | None) -> bool:
     return replace(one.backend, address="") == replace(other.backend, address="")
 
 
-def _second_primary(epoch: Epoch, looks: Mapping[str, Seen]) -> str:
+def second_primary(epoch: Epoch, looks: Mapping[str, Seen]) -> str:
     """Two servers of one cluster that both take writes: who is right, only people know."""
     here = looks.get(epoch.backend.address)
     for address, seen in looks.items():
@@ -189,7 +192,9 @@ def _second_primary(epoch: Epoch, looks: Mapping[str, Seen]) -> str:
 
 # ---- a standby to read from
 
-def _decide_read(epoch: Epoch, looks: Mapping[str, Seen], lag_seconds_max: float | None) -> Verdict:
+def _decide_read(
+    epoch: Epoch, looks: Mapping[str, Seen], lag_seconds_max: float | None, since_advance_seconds: float
+) -> Verdict:
     here = epoch.backend.address
     seen = looks.get(here)
     gone = _is_gone(epoch, seen)
@@ -197,7 +202,10 @@ def _decide_read(epoch: Epoch, looks: Mapping[str, Seen], lag_seconds_max: float
     is_primary = isinstance(seen, Glance) and not why and not seen.backend.in_recovery
     if not why and not (is_primary and _may_leave_primary(epoch)):
         return Stay()
-    standbys, primaries = _readable(epoch, looks, lag_seconds_max)
+    enter_max = lag_seconds_max if gone or lag_seconds_max is None else ENTER_LAG * lag_seconds_max
+    standbys, primaries = _readable(epoch, looks, enter_max)
+    if why and not gone and since_advance_seconds < SETTLE_READ_SECONDS:
+        return Nobody(f"{why}; it has served for {since_advance_seconds:.0f} s only")
     if standbys:
         reason = why or f"{here} is a primary"
         return Advance(standbys[0], f"{reason}; {standbys[0].address} is a standby")

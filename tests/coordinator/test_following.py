@@ -10,10 +10,11 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from coordinator.following import LEVEL_SECONDS
+from coordinator.following import ELSEWHERE_SECONDS, LEVEL_SECONDS
 from coordinator.ledger.record import Epoch, EpochState, Kind, LedgerHead, LedgerState
 from coordinator.ledger.states import SessionState
 from coordinator.store.api import Compare, Field, Txn
+from coordinator.topology import SETTLE_READ_SECONDS
 from tests.coordinator.nodes import B2, A, B, C, Followed, Node, followed
 from tests.coordinator.stage import DB, NO_FENCE
 from tests.ledger.ground import KEYS, TAG, session
@@ -92,7 +93,7 @@ async def test_where_nobody_can_serve_it_is_told_once_and_again_when_it_is_over(
         assert (on.following.reasons(), on.following.unfit()) == ({}, frozenset())
         told = [each["event"] for each in logs if each["event"].startswith("backend_")]
         assert told == ["backend_unfit", "backend_fit"]
-        assert set(on.nodes.closed) == {B.address, C.address}
+        assert on.nodes.closed == []  # they are looked at again and again
 
 
 async def test_a_server_that_was_promoted_in_its_place_is_left_only_for_a_later_timeline_than_that(
@@ -126,6 +127,62 @@ async def test_a_second_primary_is_told_of_and_not_followed(tmp_path: Path, cloc
         with capture_logs() as logs:
             assert not await on.follow()
         assert "two primaries" in next(each for each in logs if each["event"] == "backend_doubtful")["why"]
+
+
+async def test_a_second_primary_is_told_of_until_it_is_seen_to_be_none(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        standby_is_promoted(on)
+        with capture_logs() as logs:
+            for there in (Node(B2), None, Node(None), None):
+                if there is not None:
+                    on.nodes.at[B.address] = there
+                    on.following.hint(DB)
+                assert not await on.follow()
+                assert "two primaries" in on.following.reasons()[DB]
+            on.nodes.at[B.address] = Node(replace(B, timeline=2))
+            on.following.hint(DB)
+            await on.follow()
+        assert on.following.reasons() == {}
+        told = [each["event"] for each in logs if each["event"].startswith("backend_")]
+        assert told == ["backend_doubtful", "backend_fit"]
+
+
+async def test_a_second_primary_is_found_while_all_is_well_and_by_a_new_leader_at_once(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        async def within(seconds: float) -> bool:
+            with trio.move_on_after(seconds):
+                await trio.sleep_forever()
+            return DB in on.following.reasons()
+
+        async with trio.open_nursery() as term:
+            term.start_soon(on.following.lead, NO_FENCE)
+            assert not await within(3)
+            standby_is_promoted(on)
+            assert await within(ELSEWHERE_SECONDS + LEVEL_SECONDS)
+            assert await within(60)
+            term.cancel_scope.cancel()
+        await wait_all_tasks_blocked()
+        assert on.following.reasons() == {}
+        on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+        assert await within(2 * LEVEL_SECONDS)
+
+
+async def test_a_standby_that_takes_the_connection_and_says_nothing_holds_up_no_failover(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path) as on:
+        on.nodes.at[C.address] = Node(C, is_silent=True)
+        on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+        before = 0
+        for _ in range(20):
+            with trio.move_on_after(LEVEL_SECONDS + 0.1):
+                await trio.sleep_forever()
+            assert on.nodes.asked[A.address] > before
+            before = on.nodes.asked[A.address]
 
 
 @pytest.mark.parametrize("change", ["drained", "lost", "rebuilt"])
@@ -194,10 +251,10 @@ async def test_a_hint_has_every_host_looked_at_at_once(tmp_path: Path, clock: Mo
             on.following.hint(DB)
             await trio.sleep(LEVEL_SECONDS / 4)  # noqa: TID251 - on a clock that jumps
             await wait_all_tasks_blocked()
-            if B.address in on.nodes.asked:
+            if on.nodes.asked[B.address] > before[B.address]:
                 break
         assert trio.current_time() - at < LEVEL_SECONDS / 2
-        assert on.nodes.asked == {A.address: before[A.address] + 1, B.address: 1, C.address: 1}
+        assert on.nodes.asked == {address: times + 1 for address, times in before.items()}
 
 
 async def test_a_failover_is_followed_by_level_and_what_was_left_is_told(
@@ -238,6 +295,26 @@ async def test_patroni_is_followed_from_a_primary_that_still_answers(
             2, B2, f"Patroni names {B.address}; {B.address} was promoted")
 
 
+async def test_a_server_that_patroni_names_is_not_dialled_unless_it_is_in_the_config(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path, asks_patroni=True) as on:
+        thief = "127.0.0.66:5432"
+        on.nodes.at[thief] = Node(replace(B2, address=thief, timeline=9))
+        on.nodes.patroni = thief
+        on.stage.nursery.start_soon(on.following.lead, NO_FENCE)
+        with capture_logs() as logs:
+            await trio.sleep(10)  # noqa: TID251 - on a clock that jumps
+            assert "none of the hosts" in on.following.reasons()[DB]
+            primary_dies(on)
+            await trio.sleep(10)  # noqa: TID251 - on a clock that jumps
+        assert on.following.unfit() == {DB}
+        assert [each["event"] for each in logs if "none of the hosts" in str(each.get("why"))] == [
+            "backend_doubtful", "backend_unfit"]
+        assert thief not in on.nodes.asked
+        assert (await on.epoch()).number == 1
+
+
 async def test_patronis_silence_is_told_once_and_holds_up_no_failover(
     tmp_path: Path, clock: MockClock
 ) -> None:
@@ -265,6 +342,24 @@ async def test_a_read_pool_leaves_a_standby_that_stays_behind_and_not_for_one_la
         moved = [await on.follow() for _ in range(3)]
         assert moved == [False, False, True]
         assert (await on.epoch()).backend == C
+        await on.follow()
+        assert set(on.nodes.closed) == {A.address, B.address}
+
+
+async def test_a_read_pool_that_has_just_moved_is_not_moved_again_for_a_lag(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with followed(tmp_path, role="read", lag_max=10.0) as on:
+        on.nodes.at[B.address].lag_seconds = 11.0
+        assert await on.follow()
+        on.nodes.at[B.address].lag_seconds, on.nodes.at[C.address].lag_seconds = 0.0, 11.0
+        moved = [await on.follow() for _ in range(5)]
+        assert moved == [False] * 5
+        assert on.following.unfit() == {DB}
+        with trio.move_on_after(SETTLE_READ_SECONDS):
+            await trio.sleep_forever()
+        assert await on.follow()
+        assert (await on.epoch()).backend.address == B.address
 
 
 async def test_a_read_pool_leaves_a_standby_that_was_promoted(tmp_path: Path, clock: MockClock) -> None:

@@ -13,6 +13,7 @@ from coordinator.topology import (
     AGE_SECONDS_MAX,
     FIRST_START,
     GONE_LOOKS_READ,
+    SETTLE_READ_SECONDS,
     Advance,
     Cluster,
     Glance,
@@ -247,3 +248,33 @@ def test_after_an_advance_nothing_that_was_seen_calls_for_another(
         again = decide(role, on(verdict.backend), seen, cluster, NOW, lag_seconds_max=lag_max)
         standby_was_left = role == "read" and not verdict.backend.in_recovery
         assert not isinstance(again, Advance) or standby_was_left
+
+
+LAG = st.sampled_from([None, 0.0, 4.9, 5.1, 9.9, 10.1, 20.0])
+
+
+@given(st.lists(st.tuples(LAG, LAG, st.sampled_from([1.0, 20.0])), max_size=40))
+def test_a_read_pool_is_not_moved_to_and_fro_between_standbys_whose_lags_cross(
+    steps: list[tuple[float | None, float | None, float]]
+) -> None:
+    """It leaves past the limit, enters at half of it or less, and stays for a time in between."""
+    limit, here, now, moved_at = 10.0, B, NOW, float("-inf")
+    for lag_b, lag_c, seconds in steps:
+        now += seconds
+        lags = {B.address: lag_b, C.address: lag_c}
+        seen: dict[str, Seen] = {
+            each.address: Glance(each, now, lag_seconds=lags[each.address]) for each in (B, C)}
+        verdict = decide("read", on(here), seen, None, now, lag_seconds_max=limit,
+                         since_advance_seconds=now - moved_at)
+        left, other = lags[here.address], lags[(C if here == B else B).address]
+        is_late, is_near = left is None or left > limit, other is not None and other <= limit / 2
+        assert isinstance(verdict, Advance) == (is_late and is_near and now - moved_at >= SETTLE_READ_SECONDS)
+        if isinstance(verdict, Advance):
+            here, moved_at = verdict.backend, now
+        else:
+            assert isinstance(verdict, Nobody) == is_late
+
+
+def test_a_standby_within_the_limit_is_better_than_none() -> None:
+    seen = looks(b=LONG_GONE, c=saw(C, 9.0), a=saw(A))
+    assert told(decide("read", on(B), seen, None, NOW, lag_seconds_max=10.0)) == "to c"
