@@ -29,6 +29,7 @@ from coordinator.registry import Local, Registry
 from coordinator.store.api import TXN_OPERATIONS_MAX, Store, StoreUnavailable, StoreUnknown
 from coordinator.view import Views
 
+WORD_CYCLES = 3.0  # a worker tells once a cycle: what it told longer ago may be long over
 CYCLES = 1.0  # how long a permit may stand in a state that should pass; looked at twice a cycle
 HELD_MAX, LATE_MAX = 8192, 64  # of one worker's word
 
@@ -53,7 +54,7 @@ class Alerting:
         self._ttl = ttl_seconds
         self._clock_us = clock_us
         self._reports = Reports()
-        self._late: dict[str, list[Alert]] = {}
+        self._late: dict[str, tuple[int, list[Alert]]] = {}  # by worker: when it told, and what
         self._watchlists: dict[str, Watchlist] = defaultdict(Watchlist)
         self._told = Told()
         self._news = trio.Event()
@@ -72,9 +73,9 @@ class Alerting:
 
     def _take(self, local: Local, word: Mapping[str, Any]) -> None:
         now = self._clock_us()
-        self._late[local.boot_id] = [
-            _late(local.boot_id, self._host, each, now) for each in word["late"][:LATE_MAX]]
-        is_news = bool(self._late[local.boot_id])
+        late = [_late(local.boot_id, self._host, each, now) for each in word["late"][:LATE_MAX]]
+        self._late[local.boot_id] = now, late
+        is_news = bool(late)
         held = word.get("held")
         if held is not None and len(held) <= HELD_MAX:
             said = {(str(db), parse_permit(permit)) for db, permit in held}
@@ -96,12 +97,13 @@ class Alerting:
                 _log.error(Event.SOMETHING_FAILED, why=f"alerts: {fault}")
 
     async def look(self) -> None:
-        """One look at every permit of this host's workers; of a ledger that cannot be read what was told
-        stands.
+        """One look at every permit of this host's workers; of a ledger that cannot be read, or is lost, what
+        was told stands: nothing that is missing there is over. A late checkout is over, too, when its worker
+        has not told of it for WORD_CYCLES: nobody knows of it any more.
 
         Raises StoreUnavailable, UnknownSchema.
         """
-        away = {db for db, view in self._views.views.items() if not view.reachable}
+        away = {db for db, view in self._views.views.items() if not view.reachable or view.lost}
         workers = self._registry.workers
         asked_at = self._clock_us()
         held = await self._read(key for each in workers.values() for key in tuple(each.permits))
@@ -113,8 +115,10 @@ class Alerting:
         alerts += [alert_of(What.LEAKED, key[0], held[key], since)
                    for key, since in self._reports.leaked(workers.keys()).items()
                    if key in held and held[key].session.state is SessionState.OPEN]
-        self._late = {boot_id: late for boot_id, late in self._late.items() if boot_id in workers}
-        alerts += [each for late in self._late.values() for each in late if (each.db, each.permit) in held]
+        told_after = asked_at - int(WORD_CYCLES * self._ttl * 1_000_000)
+        self._late = {boot_id: (told_at, late) for boot_id, (told_at, late) in self._late.items()
+                      if boot_id in workers and told_at > told_after}
+        alerts += [each for _, late in self._late.values() for each in late if (each.db, each.permit) in held]
         if alerts:
             doing = read_activities(self._run_dir)
             alerts = [each.told_by(doing.get((each.db, each.permit))) for each in alerts]

@@ -20,7 +20,7 @@ from coordinator.ledger.record import Alias
 from coordinator.ledger.snapshot import Held, reading
 from coordinator.looks import Eyes
 from coordinator.placement import Demand, crowded, room_at
-from coordinator.policy import Policy
+from coordinator.policy import Policy, encode_policy
 from coordinator.policy_moves import (
     Drained,
     MoveRefused,
@@ -112,21 +112,22 @@ async def publish(
     store: Store, keys: DbKeys, policy: Policy, document: Mapping[str, Any], checked: Checked, *,
     can_fail_over: bool, hosts: Sequence[str], role: str,
 ) -> tuple[bool, Alias]:
-    """Writes the generation, if it is not there; whether it was written, and the alias as it stands then.
+    """Writes the generation, if it is not there; whether this did it, and the alias as it stands then.
 
     Raises MoveRefused, StoreUnavailable, StoreUnknown.
     """
     resolved = policy.resolve(can_fail_over=can_fail_over, hosts=hosts, role=role, room=checked.room)
-    written = False
+    own = encode_policy(document, resolved)
+    written, unknown = False, False
     for _ in range(ROUNDS_MAX):
         standing = await read_standing(store, keys)
         if is_published(standing, policy):
-            return written, standing.alias
-        written = True
+            return written or (unknown and standing.generations[policy.generation] == own), standing.alias
         try:
-            await store.txn(publication(standing, policy, document, resolved, keys))
+            outcome = await store.txn(publication(standing, policy, document, resolved, keys))
+            written = isinstance(outcome, Won)
         except StoreUnknown:
-            continue  # what stands there now says it
+            unknown = True  # what stands there now says it
     raise MoveRefused("others publish all the time: look, and try again")
 
 

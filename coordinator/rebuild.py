@@ -64,7 +64,8 @@ async def order_rebuild(
 ) -> Ordered:
     """Begins a new incarnation in the place of a ledger that `seen` (what this host remembers) says is lost.
 
-    What stands in it stays: slots of an older state are proven gone like any others. Raises NotLost,
+    What stands in it stays: slots of an older state are proven gone like any others, and a freeze holds (one
+    that went with a wiped etcd is forgotten). Raises NotLost,
     StoreUnavailable, StoreUnknown; ValueError without evidence.
     """
     if not evidence.strip():
@@ -87,7 +88,8 @@ async def order_rebuild(
     head = LedgerHead(
         secrets.token_hex(16), LedgerState.RECOVERING, secrets.token_hex(4), rebuilt=order,
         tag_before=standing.tag if standing else "",
-        generation_base=_above(seen, snapshot.revision, standing))
+        generation_base=_above(seen, snapshot.revision, standing),
+        frozen=standing.frozen if standing else "")  # who forbade growth has not allowed it
     record = Attestation(who=who, what=f"rebuild {db}", evidence=evidence, at_us=now_us(), database=db)
     compare = unchanged(key, entry.mod_revision) if entry else absent(key)
     puts = (Put(key, head.encode()), Put(keys.operator(order), record.encode()))

@@ -46,7 +46,8 @@ class Relocating:
         self._granting = granting
         self._ttl = ttl_seconds
         self._limits: dict[str, tuple[Alias, Limits]] = {}  # as they were when the alias was that
-        self._told: dict[str, frozenset[Permit]] = {}  # by worker: what it was last told to give up
+        self._told: dict[tuple[str, str], frozenset[Permit]] = {}  # by worker and ledger: to give up
+        self._did = False  # something, in the passes of this round
         self._stirred = trio.Event()
         views.on_change.append(lambda view: self.stir())
 
@@ -55,14 +56,19 @@ class Relocating:
         self._stirred.set()
 
     async def run(self) -> None:
-        """Passes: on every change, now and then, and again soon while a session is where it is not to be."""
+        """Passes: on every change, now and then, and again soon after one that did something. While passes
+        do nothing (a session is busy where it is not to be) they come ever later."""
+        pause = AGAIN_SECONDS
         while True:
             self._stirred = trio.Event()
-            left = False
+            self._did, left = False, False
             for view in tuple(self._views.views.values()):
                 left |= await self.relocate(view)
-            with trio.move_on_after(AGAIN_SECONDS if left else self._ttl / 3):
+            longest = self._ttl / 3
+            pause = AGAIN_SECONDS if self._did else min(2 * pause, longest) if left else longest
+            with trio.move_on_after(pause):
                 await self._stirred.wait()
+                pause = AGAIN_SECONDS
 
     async def relocate(self, view: View) -> bool:
         """One pass over one ledger; whether another is due soon. Asks nothing of etcd while all is well."""
@@ -70,7 +76,7 @@ class Relocating:
             return False
         try:
             snapshot = await self._ledgers[view.db].snapshot()
-            await self._pass(view.db, snapshot)
+            self._did |= await self._pass(view.db, snapshot)
         except (StoreUnavailable, StoreUnknown):
             return True  # the views say so
         except (UnknownSchema, ValueError) as fault:
@@ -89,7 +95,9 @@ class Relocating:
         failover = view.epoch is not None and view.epoch.failover
         return any(is_high(permit, limits, failover=failover) for permit in held)
 
-    async def _pass(self, db: str, snapshot: LedgerSnapshot) -> None:
+    async def _pass(self, db: str, snapshot: LedgerSnapshot) -> bool:
+        """Whether it moved something, or told a worker what it had not heard yet."""
+        did = False
         if snapshot.alias is not None and snapshot.active_limits is not None:
             self._limits[db] = (snapshot.alias, snapshot.active_limits)
         excess = find_excess(snapshot)
@@ -102,41 +110,48 @@ class Relocating:
                 if session.owner == local.boot_id:
                     outcome = await self._ledgers[db].apply(move)
                     if isinstance(outcome, Applied) and outcome.session is not None:
+                        did = True
                         _log.info(Event.SESSION_MOVED, database=db, worker=local.boot_id, pid=session.pid,
                                   permit=str(session.permit), to=str(outcome.session.permit))
                         moved[session.request_id] = outcome.session
-            await self._tell(local, db, tuple(moved.values()))
-            self._give_up(local, db, [local.name_of(db, each) for each in excess.given_up
-                                      if each.owner == local.boot_id])
+            did |= await self._tell(local, db, tuple(moved.values()))
+            did |= self._give_up(local, db, [local.name_of(db, each) for each in excess.given_up
+                                             if each.owner == local.boot_id])
         if excess.moves:
             self._granting.stir(db)
+        return did
 
-    async def _tell(self, local: Local, db: str, moved: Sequence[Session]) -> None:
-        """A worker takes the new permits; what it does not answer for, it is told again."""
+    async def _tell(self, local: Local, db: str, moved: Sequence[Session]) -> bool:
+        """A worker takes the new permits; what it does not answer for, it is told again. Whether it took any.
+        """
         names = {each.permit: local.name_of(db, each) for each in moved}
         if not names or local.link is None:
-            return
+            return False
         moves = [[permit_list(old), permit_list(new)] for new, old in names.items()]
         try:
             with trio.fail_after(ANSWER_SECONDS_MAX):
                 answer = await local.link.call("moved", db=db, moves=moves)
             lost = set(map(parse_permit, answer["lost"]))
         except (LinkLost, LinkRefused, trio.TooSlowError):
-            return
+            return False
         except (KeyError, TypeError, ValueError) as fault:  # it may be of another version
             _log.error(Event.SOMETHING_FAILED, worker=local.boot_id, why=f"its answer to moved: {fault!r}")
-            return
-        for each in moved:
-            if each.permit not in lost:
-                local.call(db, each, each.permit)
+            return False
+        taken = [each for each in moved if each.permit not in lost]
+        for each in taken:
+            local.call(db, each, each.permit)
+        return bool(taken)
 
-    def _give_up(self, local: Local, db: str, permits: list[Permit]) -> None:
+    def _give_up(self, local: Local, db: str, permits: list[Permit]) -> bool:
+        """Whether it is told something that it was not told before."""
         if not permits or local.link is None:
-            return
+            return False
         try:
             local.link.notify("retire", db=db, permits=[permit_list(each) for each in permits])
         except LinkLost:
-            return  # it does not read: its link ends by itself
-        if self._told.get(local.boot_id) != frozenset(permits):
-            self._told[local.boot_id] = frozenset(permits)
-            _log.info(Event.SESSIONS_GIVEN_UP, database=db, worker=local.boot_id, sessions=len(permits))
+            return False  # it does not read: its link ends by itself
+        told, self._told[local.boot_id, db] = self._told.get((local.boot_id, db)), frozenset(permits)
+        if told == frozenset(permits):
+            return False
+        _log.info(Event.SESSIONS_GIVEN_UP, database=db, worker=local.boot_id, sessions=len(permits))
+        return True

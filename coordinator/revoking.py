@@ -19,13 +19,14 @@ from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.record import Permit, Session, WorkerExit
-from coordinator.ledger.rules import MarkOwnerGone, Terminating
+from coordinator.ledger.rules import Code, MarkOwnerGone, Refused, Terminating
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import SessionState
 from coordinator.looks import Eyes, LookFailed
-from coordinator.store.api import Put, Store, Txn, Won, absent
+from coordinator.store.api import Put, Store, StoreUnavailable, Txn, Won, absent, unchanged
 
 PACE_SECONDS = 0.3
+ROUNDS_MAX = 8
 LEASE_HANDLE_SECONDS = 5.0  # of no lease that is made: only a handle on one that exists
 
 _log = structlog.get_logger("coordinator.revoking")
@@ -76,13 +77,19 @@ async def fence_worker(
 
     Raises StoreUnavailable, StoreUnknown, NoAdminPermit.
     """
-    done = Fencing(boot_id)
-    meant = {db: {held.permit for held in (await ledger.snapshot()).of_owner(boot_id)}
-             for db, ledger in ledgers.items()}
-    for db in [db for db, permits in meant.items() if permits] or [""]:
-        noted = Attestation(who, f"fence worker {boot_id}", evidence, now_us(), db).put(keys)
-        await store.txn(Txn((absent(noted.key),), (noted,)))
-    await _revoke(store, keys, boot_id)
+    done, noted = Fencing(boot_id), set()
+
+    async def note(of: Iterable[str]) -> None:
+        for db in [each for each in of if each not in noted]:
+            noted.add(db)
+            put = Attestation(who, f"fence worker {boot_id}", evidence, now_us(), db).put(keys)
+            await store.txn(Txn((absent(put.key),), (put,)))
+
+    seen = {db: (await ledger.snapshot()).of_owner(boot_id) for db, ledger in ledgers.items()}
+    await note([db for db, held in seen.items() if held] or [""])  # before anything is done
+    until = await _revoke(store, keys, boot_id)
+    meant = {db: _granted_until(await ledger.snapshot(), boot_id, until) for db, ledger in ledgers.items()}
+    await note(db for db, permits in meant.items() if permits)
     with trio.move_on_after(seconds_max):
         while await _round(store, keys, ledgers, eyes, meant, done):  # noqa: ASYNC110 - servers tell nobody
             await trio.sleep(PACE_SECONDS)  # noqa: TID251 - the pace of what is asked
@@ -92,12 +99,32 @@ async def fence_worker(
     return done
 
 
-async def _revoke(store: Store, keys: FleetKeys, boot_id: str) -> None:
-    key = keys.worker(boot_id)
-    for entry in (await store.read(key)).entries:
+async def _revoke(store: Store, keys: FleetKeys, boot_id: str) -> int:
+    """Takes the worker's key away with its lease; a revision after which nothing was granted under that key.
+
+    What it registers anew meanwhile stays: that was granted nothing of what is meant.
+    """
+    key, first = keys.worker(boot_id), 0
+    for _ in range(ROUNDS_MAX):
+        snapshot = await store.read(key)
+        if not snapshot.entries:
+            return snapshot.revision
+        (entry,) = snapshot.entries
+        if first not in (0, entry.create_revision):
+            return entry.create_revision - 1
+        first = entry.create_revision
         if entry.lease:
             await (await store.lease(LEASE_HANDLE_SECONDS, lease_id=entry.lease)).revoke()
-        await store.txn(Txn(deletes=(key,)))
+        outcome = await store.txn(Txn((unchanged(key, entry.mod_revision),), deletes=(key,)))
+        if isinstance(outcome, Won):
+            return outcome.revision
+    raise StoreUnavailable(f"worker {boot_id} registers all the time: its lease could not be revoked")
+
+
+def _granted_until(snapshot: LedgerSnapshot, boot_id: str, revision: int) -> set[Permit]:
+    """A generation is the revision of the grant, above the ledger's base (of a ledger before: below it)."""
+    base = snapshot.head.generation_base if snapshot.head is not None else 0
+    return {held.permit for held in snapshot.of_owner(boot_id) if held.permit.generation <= base + revision}
 
 
 async def _round(
@@ -110,8 +137,10 @@ async def _round(
         for session in _of(await ledgers[db].snapshot(), permits):
             is_left = True
             if session.state not in (SessionState.UNKNOWN, SessionState.CLOSING):
-                await _revoke(store, keys, done.worker)  # it came back with this one before it was marked
-                await ledgers[db].apply(MarkOwnerGone(session.permit))
+                marked = await ledgers[db].apply(MarkOwnerGone(session.permit))
+                if isinstance(marked, Refused) and marked.code is Code.OWNER_LIVES:
+                    await _revoke(store, keys, done.worker)  # it came back with this one before it was marked
+                    await ledgers[db].apply(MarkOwnerGone(session.permit))
             elif session.pid and not session.terminating:
                 await ledgers[db].apply(Terminating(session.permit))
             elif session.terminating and session.permit not in done.terminated.setdefault(db, []):

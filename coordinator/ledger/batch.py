@@ -5,7 +5,8 @@ first that has no room left in the transaction. What they all rest on is compare
 written at one revision, or nothing.
 
 Permits of one transaction share their generation, which is that revision: so each says which slots its
-siblings were given, and never moves into one of those (docs/decisions/0018).
+siblings were given. Of n of them each moves once, into a slot of its own nth part of those that none of them
+was given (siblings.py, docs/decisions/0018).
 """
 
 from __future__ import annotations

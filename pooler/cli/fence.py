@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from coordinator.revoking import Fencing
     from pooler.cli.reach import Where
 
-EvidenceOption = Annotated[str, typer.Option("--evidence", metavar="TEXT", help="Why; kept for ever.")]
+EvidenceOption = Annotated[
+    str | None, typer.Option("--evidence", metavar="TEXT", help="Why; kept for ever.")]
 
 
 def fence(
     worker: Annotated[str, typer.Argument(
         metavar="WORKER", help="A worker's boot id, or its beginning, as `pooler ledger show` has it.")],
-    evidence: EvidenceOption = "",
+    evidence: EvidenceOption = None,
     timeout: Annotated[str, typer.Option(
         "--timeout", metavar="DURATION", help="How long to wait for the proofs that they are gone.")] = "30s",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -53,7 +54,7 @@ def fence(
     from pooler.cli.reach import Where
 
     seconds = seconds_of("--timeout", timeout)
-    done = trio.run(_fence, Where(config), worker, evidence, seconds, yes)
+    done = trio.run(_fence, Where(config), worker, _words(evidence), seconds, yes)
     left = [f"{db}: {text}" for db, texts in done.left.items() for text in texts]
     terminated = [f"{db}: {each}" for db, permits in done.terminated.items() for each in permits]
     if as_json:
@@ -65,6 +66,15 @@ def fence(
         for why in done.failed.values():
             print(f"pooler: not terminated: {why} ({NEEDS_GRANT})", file=sys.stderr)
     raise typer.Exit(done.exit_code)
+
+
+def _words(evidence: str | None) -> str:
+    """None given is none; an empty one is a mistake, of a script most likely. Raises UsageFault."""
+    if evidence is not None and not evidence.strip():
+        from pooler.errors import UsageFault
+
+        raise UsageFault("--evidence: is empty: say why, or leave it out")
+    return evidence or ""
 
 
 async def _fence(where: Where, name: str, evidence: str, seconds: float, yes: bool) -> Fencing:
@@ -99,7 +109,7 @@ def _ask(question: str) -> None:
 
 def freeze(
     db: DbArgument,
-    evidence: EvidenceOption = "",
+    evidence: EvidenceOption = None,
     config: ConfigOption = None,
     etcd: EtcdOption = None,
     fleet: FleetOption = None,
@@ -117,7 +127,7 @@ def freeze(
 
 def thaw(
     db: DbArgument,
-    evidence: EvidenceOption = "",
+    evidence: EvidenceOption = None,
     config: ConfigOption = None,
     etcd: EtcdOption = None,
     fleet: FleetOption = None,
@@ -131,13 +141,13 @@ def thaw(
 
 
 def _set(
-    told: tuple[Path | None, str | None, str | None, str], name: str, frozen: bool, evidence: str
+    told: tuple[Path | None, str | None, str | None, str], name: str, frozen: bool, evidence: str | None
 ) -> None:
     import trio
 
     from pooler.cli.reach import Where
 
-    db, changed = trio.run(_carry_out, Where(*told), name, frozen, evidence)
+    db, changed = trio.run(_carry_out, Where(*told), name, frozen, _words(evidence))
     word = "frozen: it grows no more until `pooler fleet thaw`" if frozen else "thawed: it may grow again"
     print(f"{db}: {word}" if changed else f"{db}: {'is frozen' if frozen else 'is not frozen'} already")
 

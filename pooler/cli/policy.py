@@ -149,7 +149,10 @@ def takeover(
     from coordinator.policy_moves import plan_takeover
     from pooler.cli.policy_run import Order
     from pooler.cli.reach import Where
+    from pooler.errors import UsageFault
 
+    if not 0 < fraction <= 1:  # nor what is no number
+        raise UsageFault(f"--fraction {fraction:g}: must be above 0 and at most 1")
     order = Order(lambda role: partial(plan_takeover, generation=generation, fraction=fraction, role=role),
                   generation, new_counts=False)
     _move(Where(config, etcd, fleet, prefix), db, order, as_json)
@@ -196,11 +199,14 @@ def rollback(
     """
     from coordinator.policy_moves import plan_rollback
     from pooler.cli.options import seconds_of
+    from pooler.cli.out import print_json
     from pooler.cli.policy_run import Order
     from pooler.cli.reach import Where
 
     order = Order(lambda role: plan_rollback, seconds=seconds_of("--timeout", timeout))
     moved = _move(Where(config, etcd, fleet, prefix), db, order, as_json)
+    if moved.alias is None and as_json:
+        print_json({"database": moved.db, "timed_out": True})
     if moved.alias is None:
         print(f"pooler: {moved.db}: not all of those sessions have ended in {timeout}; nothing is granted "
               f"under that generation any more, and `pooler policy rollback {db}` goes on", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,35 @@ async def test_a_metric_names_owner_pid_tenant_and_age_of_each(tmp_path: Path, c
                   f'permit="{permit}"'}
         assert all(label in line for label in labels)
         assert float(line.rpartition(" ")[2]) == 3.5
+
+
+async def test_what_stands_in_a_ledger_that_is_lost_stands_until_it_can_be_told(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with watched(tmp_path) as (on, worker, alerting):
+        permit = await opened(worker)
+        await worker.call("unknown", db=DB, permit=permit_list(permit))
+        await cycles(2)
+        (stands,) = alerting.standing
+        with capture_logs() as logs:
+            on.views.views[DB] = replace(on.views.views[DB], lost="wiped")
+            await alerting.look()
+            assert alerting.standing == (stands,)
+        assert told(logs, "session_alert_over") == []
+
+
+async def test_a_late_checkout_that_its_worker_tells_of_no_more_ends(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with watched(tmp_path) as (on, worker, alerting):
+        permit = await opened(worker)
+        late = {"db": DB, "permit": permit_list(permit), "pid": 42, "tenant": "acme", "age_us": 3_500_000,
+                "limit_seconds": 3.0}
+        await tell(worker, [permit], [late])
+        on.registry.workers["A"].link = None  # its link is lost: it is not dead, and tells nothing
+        with capture_logs() as logs:
+            await cycles(2)
+            assert [each.what for each in alerting.standing] == [What.LATE_CHECKOUT]
+            await cycles(2)
+            assert alerting.standing == ()
+            assert len(told(logs, "session_alert_over")) == 1

@@ -11,6 +11,7 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from coordinator.founding import Founder
+from coordinator.freezing import set_frozen
 from coordinator.http import Figures, _Scrape, not_ready
 from coordinator.ledger.access import Seen
 from coordinator.ledger.attestation import Attestation
@@ -346,3 +347,13 @@ def test_a_metric_pages_while_a_ledger_is_lost_or_being_rebuilt() -> None:
     assert gauge(whole) == 0
     assert gauge(replace(whole, lost="wiped")) == 1
     assert gauge(replace(whole, head=replace(head, state=LedgerState.RECOVERING))) == 1
+
+
+async def test_a_freeze_outlives_a_rebuild(tmp_path: Path, clock: MockClock) -> None:
+    async with rebuilding(tmp_path) as r:
+        await set_frozen(r.on.store, FLEET, DB, True, who="she", evidence="", now_us=lambda: NOW_US)
+        await r.on.views.refresh()
+        seen = replace(r.on.ledger.seen, lost=True)
+        assert (await r.order(seen)).frozen == "she"
+        assert await r.step() == ""
+        assert head_of(r.on).frozen == "she"

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from coordinator.ledger.record import Epoch, Permit
+from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.link import Args, LinkRefused
 from coordinator.link_values import parse_permit, permit_list
 from tests.coordinator.moving import follows, has_slots, moving, slots_of, take
@@ -281,3 +282,24 @@ async def test_a_pass_follows_every_change_of_the_policy_by_itself(tmp_path: Pat
         await worker.until(lambda w: bool(w.told_of("moved")))
         await wait_all_tasks_blocked()
         assert await m.held() == {0: 104}
+
+
+async def test_while_a_session_is_busy_where_it_is_not_to_be_the_ledger_is_read_ever_more_seldom(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with moving(tmp_path, slots=4) as m, m.on.worker("A") as worker:
+        await has_slots(m, worker, 0, 1, 2, 3)
+        await m.publish(2, 3)
+        m.on.nursery.start_soon(m.relocating.run)
+        await trio.sleep(10.0)  # noqa: TID251 - the clock jumps
+        reads = 0
+        asked = m.on.ledger.snapshot
+
+        async def counted() -> LedgerSnapshot:
+            nonlocal reads
+            reads += 1
+            return await asked()
+
+        m.on.ledger.snapshot = counted  # type: ignore[method-assign]
+        await trio.sleep(50.0)  # noqa: TID251 - the clock jumps
+        assert 20 <= reads <= 32, "once in a third of a lease cycle"

@@ -10,15 +10,17 @@ from trio.testing import MockClock
 
 from coordinator.ledger.attestation import attestations_of
 from coordinator.ledger.record import Permit
+from coordinator.ledger.rules import MarkOwnerGone
 from coordinator.ledger.states import SessionState
 from coordinator.link import LinkRefused
 from coordinator.link_values import parse_permit, permit_list
 from coordinator.looks import Eyes
 from coordinator.revoking import Fencing, NotThis, attest_death, fence_worker, find_worker
 from coordinator.session_table import SessionTable
+from coordinator.store.api import Lost, Snapshot, Txn, Won
 from pooler.cli.death import seen_here
 from tests.coordinator.parts import Worker
-from tests.coordinator.stage import DB, FakeEyes, Stage, row, stage
+from tests.coordinator.stage import DB, FakeEyes, Stage, StallingStore, row, stage
 from tests.ledger.ground import BACKEND, FLEET, KEYS, NOW_US, record_exit, register, session
 
 
@@ -167,3 +169,70 @@ def test_a_process_that_wrote_its_session_table_is_seen_on_its_host(tmp_path: Pa
     assert "runs on this host" in seen_here(tmp_path, "mine")
     assert seen_here(tmp_path, "other") == ""
     assert seen_here(None, "mine") == ""
+
+
+class Slow(StallingStore):
+    """Its next read of a worker key waits until it is let go."""
+
+    def __init__(self, on: Stage) -> None:
+        super().__init__(on.keyspace)
+        self.go = trio.Event()
+
+    async def read(self, *keys: str) -> Snapshot:
+        if keys == (FLEET.worker("A"),):
+            await self.go.wait()
+        return await super().read(*keys)
+
+
+async def test_what_is_granted_until_the_lease_is_revoked_is_terminated_too(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker, trio.open_nursery() as nursery:
+        store, done = Slow(on), list[Fencing]()
+        over = trio.Event()
+
+        async def fence_it() -> None:
+            done.append(await fence_worker(store, FLEET, {DB: on.ledger}, {DB: Killing(on)}, "A", who="me",
+                                           evidence="", now_us=lambda: NOW_US, seconds_max=5.0))
+            over.set()
+
+        nursery.start_soon(fence_it)
+        await trio.testing.wait_all_tasks_blocked()  # it has looked at what there was: nothing
+        late = await opened(worker, 42)
+        on.eyes.server.rows = [row(42, 42)]
+        store.go.set()
+        await over.wait()
+        assert (done[0].terminated, done[0].left) == ({DB: [late]}, {DB: []})
+        kept = (await on.store.range(FLEET.operators())).entries
+        assert [each.what for each in attestations_of(kept, DB)] == ["fence worker A"]
+
+
+async def test_a_worker_that_registered_anew_meanwhile_keeps_its_registration_and_what_it_gets_then(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("A") as worker:
+        old = await opened(worker, 42)
+        on.eyes.server.rows = [row(42, 42)]
+
+        class Anew(StallingStore):
+            """Between the end of the lease and the delete of its key the worker is there again."""
+
+            def __init__(self) -> None:
+                super().__init__(on.keyspace)
+                self.is_anew = False
+
+            async def txn(self, txn: Txn) -> Won | Lost:
+                if FLEET.worker("A") in txn.deletes and not self.is_anew:
+                    self.is_anew = True
+                    await on.ledger.apply(MarkOwnerGone(old))
+                    worker.permits[DB, old] = "OPEN"
+                    await worker.hello()
+                    await opened(worker, 43)
+                    on.eyes.server.rows.append(row(43, 43))
+                return await super().txn(txn)
+
+        done = await fence_worker(Anew(), FLEET, {DB: on.ledger}, {DB: Killing(on)}, "A", who="me",
+                                  evidence="", now_us=lambda: NOW_US, seconds_max=5.0)
+        assert done.terminated == {DB: [old]}
+        assert FLEET.worker("A") in on.keyspace.entries
+        assert await on.states() == {1: "OPEN"}
