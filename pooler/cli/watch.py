@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from pooler.cli.options import (
 
 if TYPE_CHECKING:
     from coordinator.inspect import Sum
+    from coordinator.ledger.record import Alias
     from pooler.cli.reach import Reached, Where
 
 LOOK_SECONDS = 1.0  # what the workers' tables show (idle, busy) is in no watch
@@ -39,7 +41,8 @@ def watch(
 ) -> None:
     """Show the ledger live: on a terminal the table of `ledger show`, redrawn, with the latest changes.
 
-    Elsewhere, and with --json (one object a line), the sum line at first and then a line for each change.
+    Elsewhere, and with --json (one object a line), the sum at first and when it changes, and a line for each
+    change of a permit or of the policies.
 
     Example: pooler ledger watch orders --for 1m
     """
@@ -82,6 +85,39 @@ def told(change: Mapping[str, Any]) -> str:
     return f"{lines} ({', '.join(fact for fact in facts if fact)})"
 
 
+class Latest:
+    """What was shown last of a ledger: `news` tells what is otherwise."""
+
+    def __init__(self, db: str) -> None:
+        self._db = db
+        self._rows: Rows = ()
+        self._sum: Sum | None = None
+        self._alias: Alias | None = None
+
+    def news(self, rows: Rows, found: Sum, alias: Alias | None) -> list[dict[str, Any]]:
+        """The sum first and when it changes (an age alone is no change), then the policies when they change,
+        then each permit."""
+        from pooler.cli.policy_show import alias_map, alias_text
+
+        said: list[dict[str, Any]] = []
+        ageless = replace(found, oldest_unknown_seconds=found.oldest_unknown_seconds and 1.0)
+        if ageless != self._sum:
+            said.append({"sum": {**asdict(found), "line": found.line()}})
+        if alias is not None and alias != self._alias and self._sum is not None:
+            said.append({"policy": {**alias_map(alias), "line": alias_text(alias)}})
+        said += changes(self._rows, rows)
+        self._rows, self._sum, self._alias = rows, ageless, alias
+        return said
+
+
+def text_of(db: str, news: Mapping[str, Any]) -> str:
+    """One of them for people."""
+    for what in ("sum", "policy"):
+        if what in news:
+            return f"{db}: {news[what]['line']}"
+    return told(news)
+
+
 async def _watch(where: Where, name: str, seconds: float, as_json: bool) -> None:
     import sys
 
@@ -102,18 +138,14 @@ async def _print_changes(reached: Reached, db: str, as_json: bool) -> None:
     import json
     import time
 
-    before: Rows = ()
-    async for rows, found in _each(reached, db):
-        if as_json:
-            at = time.time()
-            lines = [json.dumps({"at": at, "database": db, **each}) for each in changes(before, rows)]
-        else:
-            at_text = time.strftime("%H:%M:%S")
-            lines = [f"{at_text} {told(each)}" for each in changes(before, rows)]
-            lines += [f"{at_text} {db}: {found.line()}"] if lines or not before else []
-        before = rows
-        for line in lines:
-            print(line, flush=True)
+    latest = Latest(db)
+    async for rows, found, alias in _each(reached, db):
+        at, at_text = time.time(), time.strftime("%H:%M:%S")
+        for each in latest.news(rows, found, alias):
+            if as_json:
+                print(json.dumps({"at": at, "database": db, **each}), flush=True)
+            else:
+                print(f"{at_text} {text_of(db, each)}", flush=True)
 
 
 async def _redraw(reached: Reached, db: str) -> None:
@@ -125,19 +157,18 @@ async def _redraw(reached: Reached, db: str) -> None:
     from pooler.cli.ledger import HEAD, cells
     from pooler.cli.out import table_lines
 
-    before: Rows | None = None
-    latest: list[str] = []
+    latest, lines, is_first = Latest(db), list[str](), True
     with Live(auto_refresh=False, screen=False) as live:
-        async for rows, found in _each(reached, db):
-            if before is not None:
-                latest += [f"{time.strftime('%H:%M:%S')} {told(each)}" for each in changes(before, rows)]
-            before, latest = rows, latest[-10:]
+        async for rows, found, alias in _each(reached, db):
+            news = [each for each in latest.news(rows, found, alias) if "sum" not in each and not is_first]
+            lines = (lines + [f"{time.strftime('%H:%M:%S')} {text_of(db, each)}" for each in news])[-10:]
+            is_first = False
             table = table_lines(HEAD, cells([dict(row) for row in rows[:ROWS_MAX]])) if rows else []
-            live.update(Text("\n".join([f"{db}: {found.line()}", *table, "", *latest])), refresh=True)
+            live.update(Text("\n".join([f"{db}: {found.line()}", *table, "", *lines])), refresh=True)
 
 
 async def _each(reached: Reached, db: str) -> Any:
-    """(rows, sum) now, and whenever something of it may have changed; etcd may be away meanwhile."""
+    """(rows, sum, alias of the policies) now, and whenever some of it may have changed; etcd may be away."""
     import sys
 
     import trio
@@ -156,5 +187,5 @@ async def _each(reached: Reached, db: str) -> Any:
             away = True
         else:
             away = False
-            yield found
+            yield *found, snapshot.alias
         await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - the tables of the workers tell nobody

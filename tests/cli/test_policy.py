@@ -248,3 +248,35 @@ def test_show_prints_every_value_in_effect_and_whether_it_was_given(
     assert (shown["active"], shown["shadow"], shown["generations"]) == (2, 3, [1, 2, 3])
     assert shown["shadow_decisions"] == {"only_active": 1, "only_shadow": 2, "both": 30}
     assert {"name": "adminReserve", "value": 1, "source": "given"} in shown["values"]["2"]
+
+
+@pytest.mark.parametrize("fraction", ["2", "nan", "0", "-0.1", "inf"])
+def test_a_fraction_that_is_none_is_wrong_usage_before_anything_is_reached(
+    fraction: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["policy", "takeover", DB, "2", "--fraction", fraction, "--etcd", "http://127.0.0.1:1",
+                "--fleet", "x"]) == 2
+    assert "must be above 0 and at most 1" in capsys.readouterr().err
+
+
+def test_a_rollback_that_is_not_over_in_time_says_so_in_json(
+    on: Ground, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(on.store.keyspace, Put(KEYS.alias(), Alias(2, previous=1).encode()),
+          Put(KEYS.session(Kind.MAIN, 0), session(policy_generation=2, seat=-1).encode()))
+    assert on.command("rollback", DB, "--timeout", "300ms", "--json") == 4
+    assert json.loads(capsys.readouterr().out) == {"database": DB, "timed_out": True}
+
+
+def test_a_policy_of_brackets_is_a_fault_of_the_file_and_no_internal_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep.yaml").write_text("[" * 20_000)
+    assert run(["policy", "validate", str(tmp_path / "deep.yaml")]) == 1
+    assert "nested over 50 levels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["fence", "abc"], ["freeze", "orders"], ["thaw", "orders"]])
+def test_empty_evidence_is_wrong_usage(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fleet", *command, "--evidence", " "]) == 2
+    assert "--evidence: is empty" in capsys.readouterr().err
