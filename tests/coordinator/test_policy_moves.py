@@ -14,7 +14,7 @@ from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.notes import ShadowCount
 from coordinator.ledger.record import Alias, Kind
 from coordinator.ledger.snapshot import Held
-from coordinator.policy import Policy, decode_policy, load_policy
+from coordinator.policy import Policy, decode_policy, encode_policy, load_policy
 from coordinator.policy_moves import (
     Drained,
     MoveRefused,
@@ -35,6 +35,7 @@ from coordinator.publishing import (
     read_shadow_counts,
     read_standing,
 )
+from coordinator.resolved import Resolved
 from coordinator.spec import DatabaseSpec, Monitor
 from coordinator.store.api import Entry, Lost, Put, StoreUnknown, Txn, Won
 from coordinator.store.memory import Keyspace, MemoryStore
@@ -333,3 +334,19 @@ def test_a_plan_waits_for_nothing_but_a_generation_that_is_withdrawn() -> None:
                 assert step.generation == withdrawn
             else:
                 withdrawn = step.alias.withdrawn
+
+
+async def test_who_published_is_told_only_by_whose_write_it_was() -> None:
+    racing = Racing(found())
+    policy, text = document(2)
+    theirs = encode_policy(text, Resolved(hosts=("theirs:1",)))
+    racing.first = lambda: void(write(racing.keyspace, Put(KEYS.policy(2), theirs), Put(
+        KEYS.alias(), Alias(1).encode())))
+    assert await published(racing, policy, text) == (False, Alias(1))
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_publication_whose_answer_was_lost_is_its_own_by_what_stands(applied: bool) -> None:
+    unsure = Unsure(found())
+    unsure.unsure, unsure.applied = 1, applied
+    assert await published(unsure, *document(2)) == (True, Alias(1))

@@ -164,6 +164,19 @@ def test_a_key_written_twice_is_a_fault(folder: Path) -> None:
     assert "written twice" in faults_of(folder, SOUND + "log: {}\nlog: {}\n")[""]
 
 
+@pytest.mark.parametrize("text", ["x: " + "[" * 20_000, "#" * (1 << 20) + "x"])
+def test_what_is_nested_too_deeply_or_too_long_is_one_fault_of_the_file(folder: Path, text: str) -> None:
+    (told,) = faults_of(folder, text).items()
+    assert told[0] == "" and "it is not YAML: " in told[1]
+
+
+def test_no_fault_has_a_terminals_escapes_in_it(folder: Path) -> None:
+    text = SOUND + 'log: {format: "\\e[2J", "\\e[2Jx": 1, "\\e[2Jx": 2}\n"\\e[2Jy": 1\n'
+    told = faults_of(folder, text)
+    assert len(told) > 2
+    assert all(each.isprintable() for fault in told.items() for each in fault), told
+
+
 @pytest.mark.parametrize(
     "text", ["", "- 1", "a: [", "a: !!python/object:x {}", "{[1]: 2}", "\x01", "[" * 5000])
 def test_what_is_no_config_is_one_clear_fault(folder: Path, text: str) -> None:
