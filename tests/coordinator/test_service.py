@@ -211,6 +211,7 @@ async def test_an_unreachable_etcd_at_start_is_one_line_and_no_reason_to_fall(tm
             with pytest.raises(LinkRefused) as refused:
                 await worker.hello()
             assert refused.value.code == "ledger_unavailable"
+        await until_logged(tmp_path, "ledger_unreachable")
         lines = [line for line in log_events(tmp_path) if line["event"] == "ledger_unreachable"]
         assert len(lines) == 1
 

@@ -28,7 +28,20 @@ from tests.model.epoch_state import (
     Steps,
     put_all,
 )
-from tests.model.epoch_store import FREE, GONE, OLD, TWO, WORKERS, Image, grants, heard, number_of, usable
+from tests.model.epoch_store import (
+    DRAINING,
+    FREE,
+    GONE,
+    OLD,
+    PROMOTING,
+    TWO,
+    WORKERS,
+    Image,
+    grants,
+    heard,
+    number_of,
+    usable,
+)
 from tests.model.state import put
 
 TOO_LATE = "I10: granted in the old epoch after the advance was complete"
@@ -81,8 +94,9 @@ class Workers(Base):
     def _coordinator(self, state: State, worker: int) -> Steps:
         """What the coordinator of its host does."""
         name, image = WORKERS[worker], state.image
-        if state.hosts[worker] != image.epoch:
-            yield f"{name}'s host reads", put_all(state, worker, hosts=image.epoch), True, None
+        read = DRAINING if image.epoch == PROMOTING else image.epoch  # workers are told no more of it
+        if state.hosts[worker] != read:
+            yield f"{name}'s host reads", put_all(state, worker, hosts=read), True, None
         serves = state.hello[worker]
         if serves in (1, 2):
             said = serves if self.config.acknowledges_what_it_serves else 0

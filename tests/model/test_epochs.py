@@ -18,7 +18,18 @@ from coordinator.ledger.states import Actor, Proof
 from tests.ledger.ground import KEYS
 from tests.model.epoch_mutants import EPOCH_MUTANTS, PLANNED, STOPPING, UNPLANNED
 from tests.model.epoch_state import Config, State
-from tests.model.epoch_store import DRAINING, FREE, ONE, TWO, EpochStore, Image, grants, usable
+from tests.model.epoch_store import (
+    DRAINING,
+    FREE,
+    ONE,
+    PROMOTING,
+    TWO,
+    EpochStore,
+    Image,
+    grants,
+    heard,
+    usable,
+)
 from tests.model.epochs import Epochs
 from tests.model.explorer import Explored, Explorer
 
@@ -66,6 +77,7 @@ def test_what_is_served_in_each_state_of_the_epoch() -> None:
     assert [under for under in (1, 2) if usable(ONE, under)] == [1]
     assert [under for under in (1, 2) if usable(TWO, under)] == [2]
     assert not any(usable(DRAINING, under) for under in (1, 2))
+    assert heard(PROMOTING) == heard(DRAINING)
     assert grants(ONE, 1, own_lease=True)
     assert not any(grants(ONE, under, own_lease=under == 2) for under in (1, 2))
 
