@@ -207,7 +207,7 @@ class Session:
             self.pid, self.key = int.from_bytes(said.body[:4]), said.body[4:]
         elif said.type == "S":
             name, value = said.body.split(b"\0")[:2]
-            self.parameters[name.decode()] = value.decode()
+            self.parameters[name.decode(errors="backslashreplace")] = value.decode(errors="backslashreplace")
         elif said.type == "Z":
             self.status = said.body.decode()
 
