@@ -150,12 +150,14 @@ class Rebuilder:
             return f"the workers {', '.join(unheard)} to say what they hold"
         roles = roles_of(self._databases[db]) | {
             Role(held.session.dbname, held.session.user) for held in snapshot.sessions}
+        before = await ledger.elsewhere()
         try:
             looks = await self._looks(db, snapshot)
         except LookFailed as failed:
             return f"a look at the server: {failed}"
+        elsewhere = before | await ledger.elsewhere()  # what was opened there meanwhile, or has ended
         found = [(look, row) for look in looks if look.void is None
-                 for row in without_permit(snapshot, look, roles)]
+                 for row in without_permit(snapshot, look, roles, elsewhere)]
         for look, row in found:
             plan = plan_shown(
                 row, look.backend, snapshot, ledger.keys, snapshot.head_revision, self._now_us())
@@ -163,7 +165,7 @@ class Rebuilder:
                 _log.warning(Event.PERMIT_UNKNOWN, database=db, pid=row.pid, user=row.user, owner="",
                              was="a session without a permit", node=look.backend.address)
             snapshot = await ledger.snapshot()
-        why = disagreement(snapshot, looks, roles)
+        why = disagreement(snapshot, looks, roles, elsewhere)
         if found or why:
             return why or "another look"
         return await self._grant_again(db, head, snapshot, fence)
@@ -185,16 +187,17 @@ class Rebuilder:
         return ""
 
     async def _looks(self, db: str, snapshot: LedgerSnapshot) -> list[Look]:
-        """At every node that has sessions of this ledger, or will have. Raises LookFailed.
+        """At every node that has sessions of this ledger, or may have: a worker that is stopped tells nothing
+        of those that it left at another host. Raises LookFailed.
 
         None where nobody may look: then what the workers said is all that can be known.
         """
-        if not any(spec.monitor for spec in self._databases[db]):
+        specs = self._databases[db]
+        if not any(spec.monitor for spec in specs):
             return []
         assert snapshot.epoch is not None
-        nodes = {snapshot.epoch.backend.address} | {
+        nodes = {snapshot.epoch.backend.address} | {host for spec in specs for host in spec.hosts} | {
             held.session.backend.address for held in snapshot.sessions if held.session.backend}
-        elsewhere = await self._held_elsewhere(db)
         looks = []
         for node in sorted(nodes):
             try:
@@ -203,18 +206,10 @@ class Rebuilder:
                 if node == snapshot.epoch.backend.address:
                     raise
                 continue  # an old server that is gone: what stands there waits for its proofs
-            looks.append(replace(look, rows=tuple(
-                row for row in look.rows if (row.pid, row.backend_start_us) not in elsewhere)))
+            if look.backend.system_identifier != snapshot.epoch.backend.system_identifier:
+                continue  # another cluster's: what is there is none of ours
+            looks.append(look)
         return looks
-
-    async def _held_elsewhere(self, db: str) -> set[tuple[int, int]]:
-        """Server processes that another ledger of this fleet has permits of."""
-        found: set[tuple[int, int]] = set()
-        for other, ledger in self._ledgers.items():
-            if other != db:
-                found |= {(held.session.pid, held.session.backend_start_us)
-                          for held in (await ledger.snapshot()).sessions}
-        return found
 
     def _recovering(self) -> list[str]:
         return [db for db, view in self._views.views.items()

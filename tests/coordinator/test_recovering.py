@@ -25,7 +25,7 @@ from coordinator.spec import DatabaseSpec, Monitor
 from coordinator.store.memory import Keyspace
 from coordinator.view import View
 from tests.coordinator.parts import Worker, policy_text
-from tests.coordinator.stage import DB, NO_FENCE, Stage, row, stage
+from tests.coordinator.stage import DB, NO_FENCE, Server, Stage, row, stage
 from tests.coordinator.test_workers import opened
 from tests.ledger.ground import BACKEND, FLEET, KEYS, NOW_US
 
@@ -285,6 +285,29 @@ async def test_what_cannot_be_seen_is_waited_for(tmp_path: Path, clock: MockCloc
         assert "starting" in await r.step()
         r.on.eyes.server.anonymous = set()
         assert await r.step() == ""
+
+
+OTHER = "10.0.0.12:5432"
+
+
+@pytest.mark.parametrize(("system", "counted"), [(BACKEND.system_identifier, 2), ("another cluster", 0)])
+async def test_sessions_at_another_host_of_the_config_are_counted_before_the_ledger_grants(
+    tmp_path: Path, clock: MockClock, system: str, counted: int
+) -> None:
+    """Left there by workers that are stopped, and cannot say so."""
+    async with rebuilding(tmp_path) as r:
+        r.rebuilder._databases = {DB: (replace(SPEC, hosts=(BACKEND.address, OTHER)),)}
+        backend = replace(BACKEND, address=OTHER, system_identifier=system)
+        r.on.eyes.servers[OTHER] = Server(backend=backend, rows=[row(21, 5), row(22, 5)])
+        r.lose()
+        await r.lost()
+        await r.order()
+        await refound(r.on)
+        while await r.step():
+            pass
+        found = await standing(r.on)
+        assert found == dict.fromkeys([21, 22][:counted], ("SESSION_UNKNOWN", ""))
+        assert head_of(r.on).state is LedgerState.ACTIVE
 
 
 async def test_a_worker_that_comes_when_the_ledger_grants_again_takes_its_sessions_over(
