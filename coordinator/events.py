@@ -30,6 +30,7 @@ class Event(StrEnum):
     POLICY_DIFFERS = "policy_differs"
     POLICY_REFUSED = "policy_refused"
     POLICY_OVER_SERVER = "policy_over_server"
+    HOST_OF_ANOTHER_CLUSTER = "host_of_another_cluster"
     EPOCH_CHANGED = "epoch_changed"
     EPOCH_BACK_TO_ACTIVE = "epoch_back_to_active"
     EPOCH_FAILED_OVER = "epoch_failed_over"

@@ -29,9 +29,11 @@ class Demand:
                 + policy.other_clients)
 
     def is_at(self, look: Look, addresses: Iterable[str]) -> bool:
-        """Whether its sessions may be at this server, which was seen at these addresses."""
-        return (any(address in self.hosts for address in addresses)
-                or self.system_identifier == look.backend.system_identifier != "")
+        """Whether its sessions may be at this server, which was seen at these addresses: one of another
+        cluster is no place for it, whoever names its address."""
+        if self.system_identifier and look.backend.system_identifier:
+            return self.system_identifier == look.backend.system_identifier
+        return any(address in self.hosts for address in addresses)
 
 
 def larger_of(one: Policy, other: Policy | None) -> Policy:
@@ -68,6 +70,17 @@ def crowded(demands: Iterable[Demand], looks: Mapping[str, Look]) -> dict[str, s
             for demand in there:
                 found.setdefault(demand.db, []).append(text)
     return {db: "; ".join(texts) for db, texts in found.items()}
+
+
+def foreign(demands: Iterable[Demand], looks: Mapping[str, Look]) -> dict[str, str]:
+    """By ledger, which of its hosts are of another cluster than its epoch's server: some config is wrong."""
+    found = {}
+    for demand in demands:
+        wrong = [f"{host} is another cluster (system identifier {looks[host].backend.system_identifier})"
+                 for host in demand.hosts if host in looks and not demand.is_at(looks[host], (host,))]
+        if wrong:
+            found[demand.db] = f"{'; '.join(wrong)}, and the sessions are in {demand.system_identifier}"
+    return found
 
 
 def room_at(look: Look) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from coordinator.fleet_policies import fleet_demands, hosts_of
-from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
+from coordinator.ledger.keys import DbKeys, FleetKeys, number_at, only, prefix_end
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.notes import ShadowCount
 from coordinator.ledger.record import Alias
@@ -65,8 +65,9 @@ async def read_standing(store: Store, keys: DbKeys) -> Standing:
     if isinstance(outcome, Won):  # its compare cannot hold
         raise StoreUnavailable("the store believes the impossible")
     alias, generations = outcome.reads
+    numbered = {number_at(entry.key): entry.value for entry in generations}
     return Standing(alias[0] if alias else None,
-                    {int(entry.key.rpartition("/")[2]): entry.value for entry in generations})
+                    {number: value for number, value in numbered.items() if number is not None})
 
 
 async def read_shadow_counts(store: Store, keys: DbKeys, generation: int) -> ShadowCount:
@@ -99,12 +100,14 @@ async def check_servers(
     if not looks:
         why = "; ".join(failed.values()) or "no host is known"
         raise NoRoom(f"no server could be looked at, so nothing says that there is room: {why}")
-    system = next(look.backend.system_identifier for look in looks.values())
-    demands[db] = Demand(db, hosts, policy, system)
+    system = before.system_identifier if before else ""
+    system = system or next(look.backend.system_identifier for look in looks.values())
+    demands[db] = own = Demand(db, hosts, policy, system)
     told = crowded(demands.values(), looks).get(db)
     if told:
         raise NoRoom(told)
-    rooms = [room for look in looks.values() if (room := room_at(look)) is not None]
+    rooms = [room for host, look in looks.items()
+             if own.is_at(look, (host,)) and (room := room_at(look)) is not None]
     return Checked(min(rooms, default=None), failed)
 
 

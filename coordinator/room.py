@@ -16,7 +16,7 @@ from coordinator.ledger.notes import GrowthStop
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.reading import read_or_none
 from coordinator.looks import Eyes, LookFailed
-from coordinator.placement import Demand, crowded
+from coordinator.placement import Demand, crowded, foreign
 from coordinator.spec import DatabaseSpec
 from coordinator.store.api import (
     Compare,
@@ -51,7 +51,9 @@ async def look_at_hosts(eyes: Eyes, hosts: Iterable[str]) -> tuple[dict[str, Loo
 
 class Room:
     """The leader's watch: `crowded` says, by ledger, where there is no room. Checked at the start, whenever
-    an epoch or a policy that grants changes, and each hour. A server out of reach is judged as last seen."""
+    an epoch or a policy that grants changes, and each hour. A server out of reach is judged as last seen.
+
+    `foreign` says which hosts of a ledger are of another cluster: they are no places for it."""
 
     def __init__(
         self, store: Store, keys: FleetKeys, eyes: Eyes, ledgers: Mapping[str, Sequence[DatabaseSpec]],
@@ -67,6 +69,7 @@ class Room:
         self._judged: tuple[object, ...] = ()
         self._looks: dict[str, Look] = {}
         self.crowded: dict[str, str] = {}
+        self.foreign: dict[str, str] = {}
         self.on_change: list[Callable[[], None]] = []
 
     def heard(self, view: View) -> None:
@@ -88,6 +91,7 @@ class Room:
         finally:
             self._judged, self._looks = (), {}
             self._settle({})
+            self.foreign = {}
 
     async def check(self, fence: Compare) -> bool:
         """One look at every host; False if some could not be looked at.
@@ -101,6 +105,7 @@ class Room:
         looks, failed = await look_at_hosts(self._eyes, hosts)
         self._looks |= looks
         self._settle(crowded(demands.values(), self._looks))
+        self._name_foreign(foreign(demands.values(), self._looks))
         await self._tell_all(demands, fence)
         return not failed
 
@@ -116,6 +121,14 @@ class Room:
         if before != found:
             for listener in self.on_change:
                 listener()
+
+    def _name_foreign(self, found: dict[str, str]) -> None:
+        """This host's config may be an old copy: said once while it is so."""
+        before, self.foreign = self.foreign, found
+        for db, why in found.items():
+            if before.get(db) != why:
+                _log.error(Event.HOST_OF_ANOTHER_CLUSTER, database=db, why=f"hosts of this config or of the "
+                           f"policy are not of its cluster and are no places for it: {why}")
 
     async def _tell_all(self, demands: Mapping[str, Demand], fence: Compare) -> None:
         """Every coordinator hears where nothing more is to be granted, and where it may be again."""
@@ -140,4 +153,4 @@ class Room:
 
     def _was_seen(self, demand: Demand) -> bool:
         """What another leader found is believed until somebody has seen a server of this ledger's again."""
-        return any(host in self._looks for host in demand.hosts)
+        return any(host in self._looks and demand.is_at(self._looks[host], (host,)) for host in demand.hosts)

@@ -11,14 +11,23 @@ from urllib.parse import quote, unquote
 from coordinator.ledger.record import Kind
 from coordinator.store.api import prefix_end
 
-__all__ = ["SLOT_DIGITS", "DbKeys", "FleetKeys", "only", "prefix_end"]
+__all__ = ["SLOT_DIGITS", "DbKeys", "FleetKeys", "number_at", "only", "prefix_end"]
 
 SLOT_DIGITS = 6
+NUMBER_DIGITS_MAX = 19
 
 
 def only(key: str) -> tuple[str, str]:
     """The range that holds this one key."""
     return key, key + "\0"
+
+
+def number_at(key: str) -> int | None:
+    """The number that a key ends with; None where it does not end as we write one: nobody of us wrote it."""
+    end = key.rpartition("/")[2]
+    if not (end.isascii() and end.isdigit() and len(end) < NUMBER_DIGITS_MAX):
+        return None
+    return int(end) if end == f"{int(end):0{SLOT_DIGITS}d}" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.placement import Demand, crowded, larger_of
+from coordinator.placement import Demand, crowded, foreign, larger_of
 from tests.coordinator.test_room import HERE, THERE, look, policy
 
 WRITE, READ = "orders/write", "orders/read"
@@ -62,3 +62,17 @@ def test_of_two_generations_that_grant_the_larger_of_each_number_counts() -> Non
                      policy(4, 3, hard_connection_limit=30))
     assert (both.server_session_permits, both.reserve_permits, both.admin_reserve) == (8, 1, 3)
     assert both.hard_connection_limit == 30
+
+
+def test_a_server_of_another_cluster_is_no_place_for_a_ledger_whoever_names_its_address() -> None:
+    demand = Demand(WRITE, (HERE, THERE), policy(40, db=WRITE), "8")
+    looks = {HERE: look(10)}  # "7"
+    assert crowded([demand], looks) == {}
+    assert foreign([demand], looks) == {WRITE: (
+        f"{HERE} is another cluster (system identifier 7), and the sessions are in 8")}
+
+
+def test_where_nothing_says_which_cluster_an_address_counts() -> None:
+    demand = Demand(WRITE, (HERE,), policy(40, db=WRITE))
+    assert crowded([demand], {HERE: look(10)}).keys() == {WRITE}
+    assert foreign([demand], {HERE: look(10)}) == {}

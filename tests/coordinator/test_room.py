@@ -72,8 +72,8 @@ def test_a_hard_limit_above_what_the_server_has_is_named() -> None:
     assert "hardConnectionLimit of orders/write is 11" in found[DB]
 
 
-def room_of(on: Stage) -> Room:
-    spec = DatabaseSpec(DB, "shop", "app", (HERE,), "write", None, Monitor("m", "p"))
+def room_of(on: Stage, hosts: tuple[str, ...] = (HERE,)) -> Room:
+    spec = DatabaseSpec(DB, "shop", "app", hosts, "write", None, Monitor("m", "p"))
     room = Room(on.store, FLEET, on.eyes, {DB: (spec,)}, lambda: on.views.views, now_us=lambda: NOW_US)
     on.views.on_change.append(room.heard)
     return room
@@ -172,6 +172,36 @@ async def test_what_another_leader_found_holds_until_a_server_is_seen_again(
         on.eyes.server.unreachable, on.eyes.server.max_connections = False, 5
         await room_of(on).check(NO_FENCE)
         assert KEYS.growth() not in on.keyspace.entries
+
+
+async def test_a_leader_whose_config_names_another_cluster_says_so_once_and_stops_nothing(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        other = replace(BACKEND, address=THERE, system_identifier="another", postmaster_start_us=9)
+        on.eyes.servers[THERE] = Server(other, max_connections=4)
+        room = room_of(on, hosts=(HERE, THERE))
+        with capture_logs() as logs:
+            await room.check(NO_FENCE)
+            await room.check(NO_FENCE)
+        assert room.crowded == {}
+        assert KEYS.growth() not in on.keyspace.entries
+        assert f"{THERE} is another cluster" in room.foreign[DB]
+        (line,) = [each for each in logs if each["event"] == "host_of_another_cluster"]
+        assert (line["log_level"], line["database"]) == ("error", DB)
+
+
+async def test_a_look_at_another_cluster_ends_no_stop_that_another_leader_found(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        on.eyes.server.max_connections = 4
+        await room_of(on).check(NO_FENCE)
+        on.eyes.server.unreachable = True
+        other = replace(BACKEND, address=THERE, system_identifier="another", postmaster_start_us=9)
+        on.eyes.servers[THERE] = Server(other, max_connections=400)
+        await room_of(on, hosts=(HERE, THERE)).check(NO_FENCE)
+        assert KEYS.growth() in on.keyspace.entries
 
 
 async def test_who_does_not_lead_any_more_changes_nothing(tmp_path: Path, clock: MockClock) -> None:
