@@ -381,7 +381,8 @@ class _Drain:
     def _say(self, step: str, number: int) -> None:
         self._said_at = trio.current_time()
         told = self._last.as_dict() if self._last else {"epoch": number}
-        self._progress({**told, "step": step})
+        elapsed = round(trio.current_time() - self._started, 3)  # the look may be older
+        self._progress({**told, "step": step, "elapsed_seconds": elapsed})
 
     def _resolve_line(self, code: Code, number: int) -> str:
         if code is not Code.UNKNOWN_LEFT:

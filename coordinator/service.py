@@ -159,7 +159,7 @@ class Service:
                 self._renewal.other.set()
         if self._up.is_set() and not self._stopping.is_set():
             await self._renewal.until_served(ANEW_SECONDS_MAX)
-        return {"problems": policy_differences(fresh.databases, active)}
+        return {"problems": [], "warnings": policy_differences(fresh.databases, active)}
 
     async def _status(self, args: Args) -> Args:
         return await self._coordinator.status(args) if self._coordinator else {}

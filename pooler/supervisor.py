@@ -287,40 +287,41 @@ class Supervisor:
         }
 
     async def reload(self) -> dict[str, Any]:
-        """Read the config again; a bad one changes nothing. {refused: bool, problems: [text]}"""
+        """Read the config again; a bad one changes nothing. {refused: bool, problems, warnings: [text]}"""
         try:
             fresh = load(self._config)
             AuthFiles.read(fresh.auth)
         except UsageFault as refused:
             lines = str(refused).splitlines()
             log.error(Event.CONFIG_REFUSED, problems=lines)
-            return {"refused": True, "problems": lines}
+            return {"refused": True, "problems": lines, "warnings": []}
         notify_systemd(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         self._settings, self._waiting_changes = merge_reload(self._settings, fresh)
-        problems = list(self._waiting_changes)
+        said = {"problems": list(self._waiting_changes), "warnings": []}
         for place in self._places():
             place.hurry()
             for process in place.processes():
-                problems += await self._reload_child(process)
+                for kind, texts in (await self._reload_child(process)).items():
+                    said[kind] += texts
         notify_systemd("READY=1")
-        log.info(Event.CONFIG_RELOADED, problems=problems)
-        return {"refused": False, "problems": problems}
+        log.info(Event.CONFIG_RELOADED, **said)
+        return {"refused": False, **said}
 
-    async def _reload_child(self, process: Process) -> list[str]:
+    async def _reload_child(self, process: Process) -> dict[str, list[str]]:
         with trio.move_on_after(STOP_SECONDS_MAX):
             await process.settled.wait()  # it may have asked for its spec before this one was there
         if process.link is None or not process.is_serving:
-            return []  # it asks for its spec when it starts
+            return {}  # it asks for its spec when it starts
         try:
             with trio.move_on_after(STOP_SECONDS_MAX):
                 answer = await process.link.call("reload")
-                found = answer.get("problems", ()) if isinstance(answer, dict) else ()
-                return [f"{process.name}: {problem}" for problem in found]
+                return {kind: [f"{process.name}: {each}" for each in answer.get(kind, ())]
+                        for kind in ("problems", "warnings")} if isinstance(answer, dict) else {}
         except LinkRefused as refused:
-            return [f"{process.name}: {refused.message}"]
+            return {"problems": [f"{process.name}: {refused.message}"]}
         except LinkLost:
-            return []
-        return [f"{process.name}: did not answer in {STOP_SECONDS_MAX:g} s"]
+            return {}
+        return {"problems": [f"{process.name}: did not answer in {STOP_SECONDS_MAX:g} s"]}
 
     async def restart_rolling(self, timeout_seconds: float, say: Say) -> dict[str, Any]:
         """Replace every worker, one after the other. {code, text}"""

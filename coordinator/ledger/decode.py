@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ FAMILIES = {
     "receipt": "what was answered to a reservation",
     "worker": "a live worker or command",
     "worker-exit": "a process that is known dead",
+    "claim": "which server processes a worker holds, as it told in a rebuild",
     "ordinal": "which worker has a number in its cancel keys",
     "leader": "which coordinator leads",
     "reach": "a coordinator is there, and which servers it reaches",
@@ -85,10 +87,17 @@ def _value(raw: bytes) -> Any:
 
 
 def main() -> int:
-    """Reads stdin, writes one line per key. Exit 1 for what is no answer of etcdctl."""
+    """Reads stdin, writes one line per key. Exit 1 for what is no answer of etcdctl; that nobody reads on
+    (`| head`) is no fault."""
+    text = sys.stdin.read()
     try:
-        for each in decode(json.load(sys.stdin)):
+        if not text.strip():
+            raise ValueError("nothing came on stdin: give it what `etcdctl get --prefix -w json` prints")
+        for each in decode(json.loads(text)):
             sys.stdout.write(json.dumps(each, default=repr, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     except (ValueError, AttributeError) as fault:
         sys.stderr.write(f"decode: {fault}\n")
         return 1

@@ -83,7 +83,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Read the config again, as SIGHUP does; a bad one changes nothing. Tries again what stayed down.
 
-    Exits 0 if all of it holds now, 1 if something waits for a restart, 2 if the config is refused.
+    Exits 0 if all of it holds now, 1 if something waits for a restart, 2 if the config is refused. A policy
+    file that is not what is in force is a warning only.
 
     Example: pooler fleet reload -c /etc/pooler/pooler.yaml
     """
@@ -95,6 +96,8 @@ def reload(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     else:
         for problem in answer["problems"]:
             print(problem, file=sys.stderr)
+        for warning in answer.get("warnings", ()):
+            print(f"warning: {warning}", file=sys.stderr)
         print("refused: the old config stays" if answer["refused"] else "reloaded")
     raise typer.Exit(2 if answer["refused"] else 1 if answer["problems"] else 0)
 

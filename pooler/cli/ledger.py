@@ -77,10 +77,11 @@ def show(
         return
     print(f"{name}: {found.line()}")
     if wanted:
-        print_table(HEAD, cells(wanted))
+        print_table(HEAD, cells(wanted), WHOLE)
 
 
 HEAD = ("PERMIT", "STATE", "AGE", "OWNER", "HOST", "POOL", "PID", "EPOCH", "TICKET", "AWAITS")
+WHOLE = 2  # the first columns, which other commands are given, are never cut
 
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]:

@@ -1,8 +1,10 @@
-"""What commands print: tables of at most 100 columns, JSON with stable keys, times for people."""
+"""What commands print: tables that fit a terminal, JSON with stable keys, times for people."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,19 +16,29 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, default=str))
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as needed; the widest one is cut until the line fits."""
-    for line in table_lines(head, rows):
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], whole: int = 0) -> None:
+    """Columns as wide as needed, on a terminal as table_lines cuts them; into a file or a pipe all of it."""
+    for line in table_lines(head, rows, whole, terminal_width() if sys.stdout.isatty() else None):
         print(line)
 
 
-def table_lines(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """The lines of a table, each at most WIDTH_MAX wide as long as every column can have a few characters."""
+def terminal_width() -> int:
+    """Columns that a table may have on this terminal."""
+    return max(WIDTH_MAX, shutil.get_terminal_size().columns)
+
+
+def table_lines(
+    head: Sequence[str], rows: Sequence[Sequence[object]], whole: int = 0, width: int | None = WIDTH_MAX
+) -> list[str]:
+    """The lines of a table. The widest column is cut, but for the first `whole` ones, until each line has at
+    most `width` characters, as long as every column can have a few; None: nothing is cut."""
     cells = [list(head), *([_text(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    while sum(widths) + 2 * (len(widths) - 1) > WIDTH_MAX and max(widths) > 4:
-        widths[widths.index(max(widths))] -= 1
-    cut = [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    over = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
+    while over > 0 and max(widths[whole:], default=0) > 4:
+        widths[widths.index(max(widths[whole:]), whole)] -= 1
+        over -= 1
+    cut = [[_cut(cell, wide) for cell, wide in zip(row, widths, strict=True)] for row in cells]
     return ["  ".join(row).rstrip() for row in cut]
 
 

@@ -58,6 +58,7 @@ def plan(
 
     Exits 1 if something takes more than there is.
 
+    \b
     Examples:
       pooler plan --against postgresql://app@db1/orders --margin 8
       pooler plan --max-connections 100 --reserved 5 --other-clients 24 --margin 8 --replicas 6 --surge 2

@@ -154,8 +154,8 @@ async def _redraw(reached: Reached, db: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from pooler.cli.ledger import HEAD, cells
-    from pooler.cli.out import table_lines
+    from pooler.cli.ledger import HEAD, WHOLE, cells
+    from pooler.cli.out import table_lines, terminal_width
 
     latest, lines, is_first = Latest(db), list[str](), True
     with Live(auto_refresh=False, screen=False) as live:
@@ -163,7 +163,8 @@ async def _redraw(reached: Reached, db: str) -> None:
             news = [each for each in latest.news(rows, found, alias) if "sum" not in each and not is_first]
             lines = (lines + [f"{time.strftime('%H:%M:%S')} {text_of(db, each)}" for each in news])[-10:]
             is_first = False
-            table = table_lines(HEAD, cells([dict(row) for row in rows[:ROWS_MAX]])) if rows else []
+            shown = cells([dict(row) for row in rows[:ROWS_MAX]])
+            table = table_lines(HEAD, shown, WHOLE, terminal_width()) if rows else []
             live.update(Text("\n".join([f"{db}: {found.line()}", *table, "", *lines])), refresh=True)
 
 

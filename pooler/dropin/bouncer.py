@@ -93,7 +93,7 @@ class BouncerSupervisor(Supervisor):
         except (UsageFault, OSError) as refused:
             lines = str(refused).splitlines()
             log.error(Event.CONFIG_REFUSED, problems=lines)
-            return {"refused": True, "problems": lines}
+            return {"refused": True, "problems": lines, "warnings": []}
         return await super().reload()
 
     async def _on_shutdown(self, args: Args) -> dict[str, Any]:

@@ -129,7 +129,8 @@ class FleetView:
             raise FleetUnreachable(f"the supervisor does not answer: {failed}") from None
         if answer.get("refused"):
             raise ReloadRefused("; ".join(answer["problems"]))
-        return CommandResult(done=["supervisor"], notices=answer.get("problems") or ())
+        notices = [*answer.get("problems", ()), *answer.get("warnings", ())]
+        return CommandResult(done=["supervisor"], notices=notices)
 
     async def _ask_all(self, item: str) -> list[dict[str, Any]]:
         try:

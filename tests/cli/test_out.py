@@ -6,7 +6,7 @@ import pytest
 
 from pooler.cli.audit import explanation
 from pooler.cli.drain import progress_text
-from pooler.cli.out import WIDTH_MAX, duration, table_lines
+from pooler.cli.out import WIDTH_MAX, duration, print_table, table_lines
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,22 @@ def test_a_table_is_cut_at_its_widest_column_until_it_fits() -> None:
     assert max(len(line) for line in lines) == WIDTH_MAX
     assert all("short" in line or "x" not in line for line in lines)
     assert table_lines(("A",), [("x",)]) == ["A", "x"]
+
+
+UNKNOWN = ("main/17.1234567890", "SESSION_UNKNOWN", "absent or restarted (pid 4711): no look yet" * 3)
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_the_columns_that_other_commands_are_given_are_never_cut(columns: int) -> None:
+    head, line = table_lines(("PERMIT", "STATE", "AWAITS"), [UNKNOWN], 2, columns)
+    assert line.split()[:2] == list(UNKNOWN[:2])
+    assert len(line) == min(columns, len("  ".join(UNKNOWN)))
+    assert head.split() == ["PERMIT", "STATE", "AWAITS"]
+
+
+def test_nothing_is_cut_that_goes_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("PERMIT", "STATE", "AWAITS"), [UNKNOWN], 2)
+    assert UNKNOWN[2] in capsys.readouterr().out
 
 
 def test_progress_names_what_the_drain_waits_for() -> None:
@@ -62,6 +78,12 @@ ROW = {
     "epoch": 1,
     "pid": 7,
     "backend": "10.0.0.1:5432",
+    "ticket": "",
+    "tenant": "",
+    "owner_ended": "",
+    "waits_since_us": 0,
+    "unreachable_since_us": 0,
+    "told_by": "h2",
     "awaited_proof": "absent or restarted (pid 7)",
     "abandoned": False,
     "terminating": True,
@@ -70,10 +92,11 @@ ROW = {
 
 def test_an_unknown_permit_is_explained_by_the_proof_it_waits_for() -> None:
     lines = explanation(ROW)
-    assert lines[3] == (
-        "waits for proof: absent or restarted (pid 7); could be seen by any coordinator that can "
-        "look at 10.0.0.1:5432"
-    )
+    assert lines[3:6] == [
+        "its owner's process is not known to have ended",
+        "waits for proof absent, or restarted on 10.0.0.1:5432: absent or restarted (pid 7)",
+        "the leading coordinator on h2 looks; so could any that reaches it",
+    ]
     assert "pg_terminate_backend was ordered for it" in lines
     assert lines[-1].endswith("pooler ledger resolve d/write main/1.2 --evidence '…'")
 

@@ -160,3 +160,8 @@ def test_wrong_usage_is_told(pooler: Pooler, words: tuple[str, ...], said: str) 
     assert said in done.err
     assert done.err
     assert "internal error" not in done.err
+
+
+def test_each_example_of_the_help_has_a_line_of_its_own(pooler: Pooler) -> None:
+    shown = pooler("plan", "--help").out.splitlines()
+    assert sum(line.startswith("    pooler plan ") for line in shown) == 3

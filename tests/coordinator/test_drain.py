@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,9 @@ async def test_a_promotion_that_fails_or_never_comes_leaves_the_old_epoch(
         outcome = await run(on, said=said)
         assert outcome.code is Code.TIMED_OUT
         assert "drained: promote now" in [line["step"] for line in said]
+        waited = [line["elapsed_seconds"] for line in said if line["step"] == "waiting for the promotion"]
+        assert len(waited) >= 3
+        assert all(late - early > 0.9 for early, late in itertools.pairwise(waited))
         assert await stored_epoch(on) == (1, "ACTIVE", BACKEND.address)
 
 

@@ -81,6 +81,21 @@ def test_what_etcdctl_never_says_is_refused(document: str) -> None:
     assert done.stderr.startswith("decode: ")
 
 
+def test_nothing_on_stdin_is_refused_with_what_to_pipe_into_it() -> None:
+    done = subprocess.run([sys.executable, "-m", "coordinator.ledger.decode"], input=" \n", text=True,
+                          capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nothing came on stdin" in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_fault() -> None:
+    kv = {"key": base64.b64encode(b"/pooler/f/freed/d").decode(), "value": ""}
+    done = subprocess.run(f"{sys.executable} -m coordinator.ledger.decode | head -n 1", shell=True, text=True,
+                          input=json.dumps({"kvs": [kv] * 5_000}), capture_output=True, check=False)
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+
+
 @pytest.mark.etcd
 async def test_the_command_of_the_page_reads_a_real_ledger(etcd: Etcd, etcd_prefix: str) -> None:
     etcdctl = shutil.which("etcdctl")

@@ -193,6 +193,7 @@ async def test_a_bad_config_is_refused_at_reload_and_a_good_one_reaches_the_chil
     assert answer == {
         "refused": False,
         "problems": ["fleet.workers changed: it keeps its old value until the fleet is restarted"],
+        "warnings": ["coordinator: the policy differs"],
     }
     assert small_fleet.told("reload").count(7) == 2
 
