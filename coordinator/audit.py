@@ -16,6 +16,7 @@ import trio
 
 from coordinator.inspect import session_rows
 from coordinator.ledger.attestation import Attestation
+from coordinator.ledger.claims import Claims
 from coordinator.ledger.invariants import Violation, check_ledger, check_server, reaper_name
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.proofs import Look, Row
@@ -52,6 +53,7 @@ class Audit:
     admin_held: int  # this command's own included
     admin_slots: int
     ours: dict[str, int]  # sessions of ours by node
+    elsewhere: dict[str, int]  # of other ledgers of the fleet, by node
     foreign: dict[str, int]  # other client sessions by role
     revision: int
     attested: tuple[Attestation, ...] = ()  # what operators forced in this ledger, the oldest first
@@ -80,6 +82,7 @@ class _Pass:
     before: LedgerSnapshot
     after: LedgerSnapshot
     violations: frozenset[Violation]
+    claims: Claims  # of other ledgers, by the last reading
     looks: dict[str, Look] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -117,24 +120,27 @@ def _sum_up(
     kinds = Counter(str(held.session.kind) for held in last.after.sessions)
     foreign: Counter[str] = Counter()
     ours: dict[str, int] = {}
+    elsewhere: dict[str, int] = {}
     for node, look in last.looks.items():
-        mine = our_rows(last.after, look, pools)
+        mine = our_rows(last.after, look, pools, last.claims)
+        others = [row for row in look.rows if row.is_client and row not in mine]
         ours[node] = len(mine)
-        foreign.update(str(row.user) for row in look.rows if row.is_client and row not in mine)
+        elsewhere[node] = sum(map(last.claims.has, others))
+        foreign.update(str(row.user) for row in others if not last.claims.has(row))
     return Audit(
         db=db, differences=differences, not_audited=last.failed, unknown=unknown, held=kinds["main"],
         slots=limits.main if limits else 0, reserve_held=kinds["reserve"],
         reserve_slots=limits.reserve if limits else 0, admin_held=kinds["admin"],
-        admin_slots=limits.admin if limits else 0, ours=ours, foreign=dict(foreign),
-        revision=last.after.revision,
+        admin_slots=limits.admin if limits else 0, ours=ours,
+        elsewhere=elsewhere, foreign=dict(foreign), revision=last.after.revision,
     )
 
 
 async def _one_pass(ledger: Ledger, eyes: Eyes | None, hosts: Sequence[str], pools: frozenset[Pool]) -> _Pass:
-    before = await ledger.snapshot()
+    before = await ledger.snapshot(), await ledger.elsewhere()
     looks: dict[str, Look] = {}
     failed: dict[str, str] = {}
-    for node in dict.fromkeys((*hosts, *_nodes(before))):
+    for node in dict.fromkeys((*hosts, *_nodes(before[0]))):
         if eyes is None:
             failed[node] = NO_EYES
             continue
@@ -147,17 +153,17 @@ async def _one_pass(ledger: Ledger, eyes: Eyes | None, hosts: Sequence[str], poo
             failed[node] = look.void
         else:
             looks[node] = look
-    after = await ledger.snapshot()
-    wrong = [_wrong(snapshot, ledger, looks, pools) for snapshot in (before, after)]
-    return _Pass(before, after, _standing(*wrong), looks, failed)
+    after = await ledger.snapshot(), await ledger.elsewhere()
+    wrong = [_wrong(snapshot, ledger, looks, pools, claims) for snapshot, claims in (before, after)]
+    return _Pass(before[0], after[0], _standing(*wrong), after[1], looks, failed)
 
 
 def _wrong(
-    snapshot: LedgerSnapshot, ledger: Ledger, looks: dict[str, Look], pools: frozenset[Pool]
+    snapshot: LedgerSnapshot, ledger: Ledger, looks: dict[str, Look], pools: frozenset[Pool], claims: Claims
 ) -> frozenset[Violation]:
     found = list(check_ledger(snapshot, ledger.keys))
     for node, look in looks.items():
-        found += check_server(of_node(snapshot, node), our_rows(snapshot, look, pools))
+        found += check_server(of_node(snapshot, node), our_rows(snapshot, look, pools, claims))
     return frozenset(found)
 
 
@@ -183,20 +189,31 @@ def of_node(snapshot: LedgerSnapshot, node: str) -> LedgerSnapshot:
     return replace(snapshot, sessions=tuple(held for held in snapshot.sessions if here(held)))
 
 
-def our_rows(snapshot: LedgerSnapshot, look: Look, pools: frozenset[Pool]) -> list[Row]:
-    """The rows that must have a permit: by role and database, by birth tag, or by a recorded pid."""
+def our_rows(
+    snapshot: LedgerSnapshot, look: Look, pools: frozenset[Pool], elsewhere: Claims
+) -> list[Row]:
+    """The rows that must have a permit: by role and database, by birth tag, or by a recorded pid.
+
+    What another ledger claims (`elsewhere`) is that one's, unless a permit of this one names it.
+    """
     tag = snapshot.head.tag if snapshot.head else ""
     held = [each.session for each in snapshot.sessions]
     known = pools | {
         Pool(session.dbname, session.user) for session in held if session.kind is not Kind.REPLICATION}
     pids = {(session.pid, session.backend_start_us) for session in held if session.pid}
     births = tuple(f"pooler:{tag}:{kind[0]}" for kind in Kind)
+    opening = {session.permit.birth_tag(tag) for session in held if not session.pid}
+
+    def is_others(row: Row) -> bool:
+        named = (row.pid, row.backend_start_us) in pids or row.application_name in opening
+        return not named and elsewhere.has(row)
 
     def has_permit(row: Row) -> bool:
         return row.application_name.startswith(births) or (row.pid, row.backend_start_us) in pids
 
     return [
-        row for row in look.rows if (row.is_walsender and has_permit(row)) or (row.is_client and (
-            Pool(row.dbname or "", row.user or "") in known
-            or row.application_name == reaper_name(tag) or has_permit(row)))
+        row for row in look.rows if not is_others(row) and (
+            (row.is_walsender and has_permit(row)) or (row.is_client and (
+                Pool(row.dbname or "", row.user or "") in known
+                or row.application_name == reaper_name(tag) or has_permit(row))))
     ]

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from coordinator.events import Event
+from coordinator.ledger.claims import NO_CLAIMS
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import UnknownSchema
@@ -37,6 +38,7 @@ class Counting:
         self._views = views
         self._ttl = ttl_seconds
         self._last: list[LedgerSnapshot] = []
+        self._claims = NO_CLAIMS
         self._said: dict[Event, set[str]] = defaultdict(set)
         self.census: dict[str, Census] = {}
 
@@ -57,7 +59,7 @@ class Counting:
                     _log.error(Event.SOMETHING_FAILED, why=f"counting strangers: {fault}")
                 await trio.sleep(self._ttl)  # noqa: TID251 - who connects to a server tells nobody here
         finally:
-            self._last, self.census = [], {}
+            self._last, self._claims, self.census = [], NO_CLAIMS, {}
             self._said.clear()
 
     async def count(self) -> None:
@@ -77,13 +79,14 @@ class Counting:
         look = await self._look(node)
         if look is None:
             return None
-        census = count_strangers(look, Ours.of(self._last))
+        census = count_strangers(look, Ours.of(self._last, self._claims))
         if not (is_over(census, promise) or is_eaten(census, promise)):
             return census
-        before = await self._read()
+        before, claimed = await self._read(), self._claims
         look = await self._look(node)
         after = await self._read()
-        return count_strangers(look, Ours.of([*before, *after])) if look is not None else None
+        ours = Ours.of([*before, *after], claimed | self._claims)
+        return count_strangers(look, ours) if look is not None else None
 
     async def _look(self, node: str) -> Look | None:
         try:
@@ -94,6 +97,8 @@ class Counting:
 
     async def _read(self) -> list[LedgerSnapshot]:
         self._last = [await ledger.snapshot() for ledger in self._ledgers.values()]
+        for ledger in tuple(self._ledgers.values())[:1]:  # any one tells of the whole fleet
+            self._claims = (await ledger.fleet_claims()).besides()
         return self._last
 
     def _judge(self, census: Census, promise: Promise) -> None:

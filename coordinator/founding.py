@@ -18,6 +18,7 @@ import trio
 
 from coordinator.events import Event
 from coordinator.fleet_policies import can_fail_over, fleet_demands, hosts_of
+from coordinator.ledger.claims import Claims, FleetClaims, claims_from, claims_txn
 from coordinator.ledger.keys import DbKeys, FleetKeys
 from coordinator.ledger.proofs import Look
 from coordinator.ledger.record import Alias, Backend, Epoch, EpochState, LedgerHead, LedgerState
@@ -29,7 +30,7 @@ from coordinator.policy_moves import MoveRefused, is_published, publication, swa
 from coordinator.publishing import read_standing
 from coordinator.room import look_at_hosts
 from coordinator.spec import DatabaseSpec
-from coordinator.store.api import Put, Store, Txn, absent
+from coordinator.store.api import Lost, Put, Store, Txn, absent
 from coordinator.topology import FIRST_START
 from coordinator.view import View
 
@@ -101,14 +102,15 @@ class Founder:
             compares.append(absent(keys.epoch()))
             puts.append(Put(keys.epoch(), epoch.encode()))
         if view.head is None:
-            state = LedgerState.RECOVERING if _ours(found, specs) else LedgerState.ACTIVE
+            elsewhere = (await read_claims(self._store, self._keys)).besides(view.db)
+            state = LedgerState.RECOVERING if _ours(found, specs, elsewhere) else LedgerState.ACTIVE
             head = LedgerHead(secrets.token_hex(16), state, secrets.token_hex(4))
             compares.append(absent(keys.ledger()))
             puts.append(Put(keys.ledger(), head.encode()))
         await self._store.txn(Txn(tuple(compares), tuple(puts)))
         if view.head is None:
             _log.info(Event.LEDGER_CREATED, database=view.db, backend=found.backend.address)
-            self._name_strangers(view.db, found, specs)
+            self._name_strangers(view.db, found, specs, elsewhere)
         return True
 
     async def find_backend(self, db: str) -> Found | None:
@@ -201,13 +203,16 @@ class Founder:
             _log.warning(Event.POLICY_DIFFERS, database=view.db, file_generation=policy.generation,
                          active_generation=view.alias.granting)
 
-    def _name_strangers(self, db: str, found: Found, specs: Sequence[DatabaseSpec]) -> None:
+    def _name_strangers(
+        self, db: str, found: Found, specs: Sequence[DatabaseSpec], elsewhere: Claims
+    ) -> None:
         """Sessions that were there before the ledger: it does not count them."""
         if found.look is None:
             return
         names = {spec.dbname for spec in specs}
         strangers = Counter(
-            str(row.user) for row in found.look.rows if row.is_client and row.dbname in names)
+            str(row.user) for row in found.look.rows
+            if row.is_client and row.dbname in names and not elsewhere.has(row))
         if strangers:
             _log.warning(Event.LEDGER_STRANGERS_AT_START, database=db, sessions_by_role=dict(strangers))
 
@@ -218,13 +223,21 @@ class Founder:
             _log.warning(event, database=db, why=why)
 
 
+async def read_claims(store: Store, keys: FleetKeys) -> FleetClaims:
+    """Which sessions at servers are whose, before there is a ledger to ask. Raises StoreUnavailable."""
+    answer = await store.txn(claims_txn(keys))
+    assert isinstance(answer, Lost)  # its compare cannot hold
+    return claims_from(answer.reads, keys)
+
+
 def _preference(look: Look) -> tuple[bool, int]:
     """Standbys (where one is fit) come first; of several primaries the one that was promoted last."""
     return not look.backend.in_recovery, 0 if look.backend.in_recovery else -look.backend.timeline
 
 
-def _ours(found: Found, specs: Sequence[DatabaseSpec]) -> int:
-    """How many sessions of our roles are there already: a ledger that does not count them grants too much."""
+def _ours(found: Found, specs: Sequence[DatabaseSpec], elsewhere: Claims) -> int:
+    """How many sessions of our roles, and of no other ledger, are there already: a ledger that does not count
+    them grants too much."""
     roles = roles_of(specs)
     rows = found.look.rows if found.look is not None else ()
-    return sum(is_ours(row, roles) for row in rows)
+    return sum(is_ours(row, roles, elsewhere) for row in rows)

@@ -16,8 +16,9 @@ import trio
 
 from coordinator.awaiting import Waits, proof_open
 from coordinator.events import Event
+from coordinator.ledger.claims import FleetClaims
 from coordinator.ledger.ledger import Applied, Ledger
-from coordinator.ledger.proofs import Awaiting, Look, Proven
+from coordinator.ledger.proofs import Look, Proven
 from coordinator.ledger.record import LedgerHead, Permit, Session
 from coordinator.ledger.rules import Release, Terminating
 from coordinator.ledger.snapshot import LedgerSnapshot
@@ -140,10 +141,14 @@ class BackendReaper:
         self._unreachable.pop(address, None)
         self._alert_if_void(address, look)
         assert snapshot.head is not None  # reconcile saw to it
-        freed = [await self._judge(db, case, look, snapshot.head) for case in group]
+        terminates = self._spec.reconcile == "terminate"
+        claims = await self._ledgers[db].fleet_claims() if terminates else FleetClaims()
+        freed = [await self._judge(db, case, look, snapshot.head, claims) for case in group]
         return freed.count(False)
 
-    async def _judge(self, db: str, case: Case, look: Look, head: LedgerHead) -> bool:
+    async def _judge(
+        self, db: str, case: Case, look: Look, head: LedgerHead, claims: FleetClaims
+    ) -> bool:
         """Whether the permit was freed (by whomever)."""
         grace = self._spec.orphan_connect_grace_seconds
         verdict = self._first[db].judge(
@@ -151,7 +156,7 @@ class BackendReaper:
         if isinstance(verdict, Proven):
             return await self._release(db, case, verdict)
         self._await(db, case, verdict.reason)
-        await self._terminate_if_due(db, case, look, verdict)
+        await self._terminate_if_due(db, case, look, claims)
         return False
 
     async def _release(self, db: str, case: Case, proven: Proven) -> bool:
@@ -171,7 +176,7 @@ class BackendReaper:
         self._tell(db, session)
         return True
 
-    async def _terminate_if_due(self, db: str, case: Case, look: Look, verdict: Awaiting) -> None:
+    async def _terminate_if_due(self, db: str, case: Case, look: Look, claims: FleetClaims) -> None:
         """With `reconcile: terminate`: notes it in the permit first, so that the owner cannot come back."""
         session = case.session
         age_us = self.clock_us() - self._first[db].since_us.get(case.key, self.clock_us())
@@ -182,6 +187,10 @@ class BackendReaper:
         if not due or not session.pid or not seen or look.void is not None:
             return
         if session.backend is None or not session.backend.same_server(look.backend):
+            return
+        whose = _claimed_elsewhere(db, session, claims)
+        if whose:
+            self._await(db, case, whose)
             return
         outcome = await self._ledgers[db].apply(Terminating(session.permit, case.held.mod_revision))
         if not isinstance(outcome, Applied):
@@ -235,3 +244,10 @@ class BackendReaper:
     def _tell(self, db: str, session: Session) -> None:
         for listener in self.on_released:
             listener(db, session)
+
+
+def _claimed_elsewhere(db: str, session: Session, claims: FleetClaims) -> str:
+    """Why it is not to be terminated for this ledger's sake; "": no other has it."""
+    if (session.pid, session.backend_start_us) in claims.besides(db).firm:
+        return "its end: it is a session of another ledger, and not terminated for this one"
+    return f"its end: {claims.unread} records that cannot be read may claim it" if claims.unread else ""

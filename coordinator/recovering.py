@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from coordinator.events import Event
+from coordinator.ledger.claims import told_of
 from coordinator.ledger.ledger import Ledger
 from coordinator.ledger.living import Living
 from coordinator.ledger.record import (
@@ -101,6 +102,7 @@ class Recovering:
         await self._registry.register(local)  # its key may have gone with the rest
         heard = await self._ask(local, "recover", db=db)
         recovering = head.state is LedgerState.RECOVERING
+        await self._keep_claims(local, db, heard)
         if recovering:
             if heard["opening"]:
                 raise NotYet(f"{heard['opening']} sessions are being opened")
@@ -124,6 +126,20 @@ class Recovering:
         await self._registry.note_recovered(local, db, head.incarnation)
         _log.info(Event.SESSIONS_RECOVERED, database=db, worker=local.boot_id, sessions=len(moves),
                   closed=sum(new is None for _, new in moves))
+
+    async def _keep_claims(self, local: Local, db: str, heard: Args) -> None:
+        """What it holds of every ledger is in etcd before it counts as heard: where another ledger is lost,
+        too, no permit says that these sessions are not this one's."""
+        all_heard = {db: heard["sessions"]}
+        for other in self._ledgers.keys() - {db}:
+            told = await self._ask(local, "recover", db=other)
+            view = self._views.views.get(other)
+            if told["opening"] and (view is None or view.state != "ACTIVE"):
+                raise NotYet(f"{told['opening']} sessions of {other} are being opened")
+            all_heard[other] = told["sessions"]
+        if len(all_heard) > 1:
+            local.told = told_of(all_heard, local.boot_id)
+            await self._registry.register(local)
 
     async def _give_slot(self, local: Local, db: str, living: Living) -> Permit | None:
         """The permit it has from now on; None: it is to be closed."""

@@ -18,6 +18,7 @@ import trio
 
 from coordinator.epoch import acknowledged_by_registering
 from coordinator.events import Event
+from coordinator.ledger.claims import Told
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.reading import read_or_none
 from coordinator.ledger.record import Epoch, Permit, Record, Session, Worker, WorkerExit
@@ -84,6 +85,7 @@ class Local:
     answered: dict[str, set[str]] = field(default_factory=dict)  # by database: receipts that may go
     attempts: dict[trio.CancelScope, str] = field(default_factory=dict)  # its reservations in progress here
     quiet: trio.Event = field(default_factory=trio.Event)  # none of them is left
+    told: Told | None = None  # what it said that it holds, when a ledger was rebuilt
     exited: bool = False
     settled: bool = False  # its permits and the ledger's were compared since both could be heard
     renewing: trio.Lock = field(default_factory=trio.Lock)
@@ -161,6 +163,8 @@ class Registry:
                      for each in epoch_keys[:COMPARED_MAX]]
         compares.append(absent(self.keys.worker_exit(local.boot_id)))
         puts = [Put(key, record.encode(), lease.id)]
+        if local.told is not None:
+            puts.append(Put(self.keys.claim(local.boot_id), local.told.encode(), lease.id))
         mine = self.keys.ordinal(ordinal)
         taken = next((each for each in ordinals.entries if each.key == mine), None)
         compares.append(unchanged(mine, taken.mod_revision) if taken else absent(mine))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.ledger.claims import NO_CLAIMS, Claims
 from coordinator.ledger.invariants import UNFOUNDED_TAG, reaper_name
 from coordinator.ledger.proofs import Look, Row
 from coordinator.ledger.record import Kind
@@ -27,10 +28,12 @@ class Ours:
     names: frozenset[str] = frozenset()
     admins: frozenset[tuple[int, int]] = frozenset()
     admin_names: frozenset[str] = frozenset()
+    claims: Claims = NO_CLAIMS
 
     @classmethod
-    def of(cls, snapshots: Iterable[LedgerSnapshot]) -> Ours:
-        """By every ledger that may have sessions there; several readings of one add up."""
+    def of(cls, snapshots: Iterable[LedgerSnapshot], claims: Claims = NO_CLAIMS) -> Ours:
+        """By every ledger that may have sessions there; several readings of one add up. `claims` are those of
+        the whole fleet: also of ledgers that are lost, or are none of this host's."""
         processes: set[tuple[int, int]] = set()
         names: set[str] = {reaper_name(UNFOUNDED_TAG)}
         admins: set[tuple[int, int]] = set()
@@ -42,11 +45,13 @@ class Ours:
                 is_admin = session.kind is Kind.ADMIN
                 (admins if is_admin else processes).add((session.pid, session.backend_start_us))
                 (admin_names if is_admin else names).add(session.permit.birth_tag(tag))
-        return cls(frozenset(processes), frozenset(names), frozenset(admins), frozenset(admin_names))
+        return cls(frozenset(processes), frozenset(names), frozenset(admins), frozenset(admin_names),
+                   claims)
 
     def has(self, row: Row) -> bool:
         """Whether it has a permit, or needs none."""
-        return self.is_admin(row) or _among(row, self.processes) or row.application_name in self.names
+        return (self.is_admin(row) or _among(row, self.processes) or row.application_name in self.names
+                or self.claims.has(row))
 
     def is_admin(self, row: Row) -> bool:
         """Whether it is a command's, or a leader's look."""

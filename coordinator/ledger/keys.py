@@ -69,6 +69,13 @@ class FleetKeys:
     def worker_exit(self, boot_id: str) -> str:
         return self.root + "worker-exit/" + boot_id
 
+    def claims(self) -> str:
+        return self.root + "claim/"
+
+    def claim(self, boot_id: str) -> str:
+        """On a worker's lease: the server processes it holds, as it told when a ledger was rebuilt."""
+        return self.claims() + boot_id
+
     def ordinals(self) -> str:
         return self.root + "ordinal/"
 

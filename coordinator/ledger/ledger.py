@@ -18,6 +18,7 @@ import trio
 
 from coordinator.ledger.access import Access, Memory, Seen, first
 from coordinator.ledger.answers import Applied, Granted, Voided
+from coordinator.ledger.claims import Claims, FleetClaims, claims_from, claims_txn
 from coordinator.ledger.gathering import Gathering
 from coordinator.ledger.homes import Home
 from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
@@ -198,6 +199,14 @@ class Ledger:
         policies = outcome.reads[6]
         limits = {int(e.key.rpartition("/")[2]): self._limits_of(e.value) for e in policies}
         return snapshot_from(outcome.reads, outcome.revision, limits)
+
+    async def fleet_claims(self) -> FleetClaims:
+        """Which sessions at servers are whose, of all ledgers of the fleet. Raises StoreUnavailable."""
+        return claims_from((await self._access.ask(claims_txn(self.fleet))).reads, self.fleet)
+
+    async def elsewhere(self) -> Claims:
+        """The sessions that are another ledger's. Raises StoreUnavailable."""
+        return (await self.fleet_claims()).besides(self.keys.database)
 
     async def apply_for(self, owner: str, command: Command) -> tuple[Applied | Refused, Session | None]:
         """As `apply`, for a worker that may not have heard yet that a session of its was moved; with the

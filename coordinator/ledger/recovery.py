@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from coordinator.ledger.claims import NO_CLAIMS, Claims
 from coordinator.ledger.keys import DbKeys
 from coordinator.ledger.living import Living
 from coordinator.ledger.proofs import Look, Row
@@ -117,15 +118,19 @@ def plan_shown(
     return _made(session, keys, (unchanged(keys.ledger(), head_revision),))
 
 
-def without_permit(snapshot: LedgerSnapshot, look: Look, roles: Collection[Role]) -> list[Row]:
-    """The sessions of our roles, or of our birth tags, that no permit at this server names."""
+def without_permit(
+    snapshot: LedgerSnapshot, look: Look, roles: Collection[Role], elsewhere: Claims = NO_CLAIMS
+) -> list[Row]:
+    """The sessions of our roles, or of our birth tags, that no permit at this server names and no other
+    ledger claims (`elsewhere`)."""
     named = {(held.session.pid, held.session.backend_start_us) for held in snapshot.sessions
              if held.session.backend is None or held.session.backend.address == look.backend.address}
-    return [row for row in look.rows if (row.pid, row.backend_start_us) not in named and is_ours(row, roles)]
+    return [row for row in look.rows
+            if (row.pid, row.backend_start_us) not in named and is_ours(row, roles, elsewhere)]
 
 
 def disagreement(
-    snapshot: LedgerSnapshot, looks: Iterable[Look], roles: Collection[Role]
+    snapshot: LedgerSnapshot, looks: Iterable[Look], roles: Collection[Role], elsewhere: Claims = NO_CLAIMS
 ) -> str:
     """Why a RECOVERING ledger may not grant yet; "" when servers and ledger agree.
 
@@ -136,7 +141,7 @@ def disagreement(
     for look in looks:
         if look.void is not None:
             return look.void
-        rows = without_permit(snapshot, look, roles)
+        rows = without_permit(snapshot, look, roles, elsewhere)
         if rows:
             return f"pid {rows[0].pid} of {rows[0].user} at {look.backend.address} has no permit yet"
         if look.anonymous:
@@ -159,11 +164,14 @@ def not_heard(snapshot: LedgerSnapshot, db: str) -> list[str]:
         if each.worker.index >= 0 and each.worker.recovered.get(db) != snapshot.head.incarnation)
 
 
-def is_ours(row: Row, roles: Collection[Role]) -> bool:
-    """A session of one of these roles, or born under a permit. A coordinator's own look has none, also where
-    the monitor's role is a pool's; no client can bear its name."""
+def is_ours(row: Row, roles: Collection[Role], elsewhere: Claims = NO_CLAIMS) -> bool:
+    """A session of one of these roles, or born under a permit, that no other ledger claims.
+
+    A coordinator's own look has no permit, also where the monitor's role is a pool's; no client can bear its
+    name.
+    """
     named = row.application_name.startswith("pooler:")
-    if not row.is_client or (named and row.application_name.endswith(":reaper")):
+    if elsewhere.has(row) or not row.is_client or (named and row.application_name.endswith(":reaper")):
         return False
     if named:
         return row.dbname in {role.dbname for role in roles}

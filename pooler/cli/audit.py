@@ -107,6 +107,9 @@ def _tell(found: Audit) -> None:
           f"at revision {found.revision}")
     for node, count in found.ours.items():
         print(f"{node}: {count} sessions of ours")
+    for node, count in found.elsewhere.items():
+        if count:
+            print(f"{node}: {count} sessions of other ledgers of this fleet")
     if found.foreign:
         others = ", ".join(f"{role} {count}" for role, count in sorted(found.foreign.items()))
         print(f"other clients: {others}")

@@ -37,7 +37,8 @@ UNREADABLE = {
 }
 FLEET_WIDE: dict[str, str] = {
     "worker": FLEET.worker("x"), "worker_exit": FLEET.worker_exit("x"), "leader": FLEET.leader(),
-    "reach": FLEET.reach("x"), "ordinal": FLEET.ordinal(0), "operator": FLEET.operator("1-x"),
+    "reach": FLEET.reach("x"), "ordinal": FLEET.ordinal(0), "claim": FLEET.claim("x"),
+    "operator": FLEET.operator("1-x"),
 }
 OF_ONE: dict[str, str] = {
     "ledger": KEYS.ledger(), "epoch": KEYS.epoch(), "drain": KEYS.drain(), "awaiting": KEYS.awaiting(),
@@ -46,8 +47,8 @@ OF_ONE: dict[str, str] = {
     "receipt": KEYS.receipt("r"),
 }
 NO_KEYS = {"db", "under", "root", "database"} | {  # of no single key: ranges, and what others are made of
-    "workers", "worker_exits", "reaches", "ordinals", "every_session", "operators", "growth_stops", "ledgers",
-    "epochs", "database_of", "shadows", "policies", "sessions", "all_seats", "seats", "receipts"}
+    "workers", "worker_exits", "reaches", "ordinals", "claims", "every_session", "operators", "growth_stops",
+    "ledgers", "epochs", "database_of", "shadows", "policies", "sessions", "all_seats", "seats", "receipts"}
 
 
 def test_every_kind_of_key_is_tried() -> None:
