@@ -20,7 +20,7 @@ from coordinator.events import Event
 from coordinator.inspect import read_activities
 from coordinator.leaks import Key, Reports
 from coordinator.ledger.keys import DbKeys
-from coordinator.ledger.record import Permit, UnknownSchema
+from coordinator.ledger.record import Permit, Session, UnknownSchema
 from coordinator.ledger.rules import session_of
 from coordinator.ledger.snapshot import Held
 from coordinator.ledger.states import SessionState
@@ -63,6 +63,11 @@ class Alerting:
     def standing(self) -> tuple[Alert, ...]:
         """Every alert that stands."""
         return tuple(self._told.standing.values())
+
+    def watches(self, db: str, session: Session) -> bool:
+        """Whether it looks after this permit: one of this host's workers has it, be its lease over or not."""
+        local = self._registry.workers.get(session.owner)
+        return local is not None and (db, session.permit) in local.permits
 
     def reported(self, local: Local, word: Mapping[str, Any]) -> None:
         """A worker told what its pools hold (`held`), and which checkouts last too long (`late`)."""
@@ -136,7 +141,10 @@ class Alerting:
         for first in range(0, len(names), TXN_OPERATIONS_MAX):
             snapshot = await self._store.read(*names[first:first + TXN_OPERATIONS_MAX])
             for entry in snapshot.entries:
-                session = session_of(entry)
+                try:
+                    session = session_of(entry)
+                except ValueError:
+                    continue  # the leader tells of it
                 for key in at[entry.key]:
                     if session.permit == key[1]:
                         found[key] = Held(session, entry.mod_revision)

@@ -70,4 +70,5 @@ class Event(StrEnum):
     LEADER_BLIND = "leader_blind"
     LEADER_RESIGNED = "leader_resigned"
     ATTESTED = "session_permit_attested"
+    KEY_STRANGE = "ledger_key_strange"
     SOMETHING_FAILED = "something_failed"

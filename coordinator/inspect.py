@@ -121,13 +121,15 @@ def _row(
 ) -> dict[str, Any]:
     session = held.session
     unknown = session.state is SessionState.UNKNOWN
-    if unknown and waits is None:
+    if held.unreadable:
+        waits = Waits("unreadable", "", f"an operator: it is unreadable ({held.unreadable})", 0)
+    elif unknown and waits is None:
         waits = Waits(proof_open(session), session.backend.address if session.backend else "",
                       _proofs_open(session), 0)
     return {
         "database": db, "permit": str(session.permit), "kind": str(session.kind), "slot": session.slot,
         "generation": session.generation, "state": shown_state(session, doing),
-        "age_seconds": max(0, now_us - session.state_since_us) / 1_000_000,
+        "age_seconds": 0.0 if held.unreadable else max(0, now_us - session.state_since_us) / 1_000_000,
         "owner": session.owner, "host": session.host, "dbname": session.dbname, "user": session.user,
         "pid": session.pid, "backend": session.backend.address if session.backend else "",
         "epoch": session.epoch, "policy_generation": session.policy_generation,
@@ -246,6 +248,8 @@ async def _resolve_one(
 ) -> Resolved:
     if held is None:
         return Resolved(permit, freed=False, why="no such permit: released, or its slot has another tenant")
+    if held.unreadable:
+        return Resolved(permit, freed=False, why=f"its record cannot be read: {held.unreadable}")
     if held.session.state is not SessionState.UNKNOWN:
         return Resolved(permit, freed=False, why=f"it is {held.session.state}, not {SessionState.UNKNOWN}")
     tag = snapshot.head.tag if snapshot.head else ""

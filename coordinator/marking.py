@@ -21,8 +21,9 @@ from coordinator.epoch import abandoned_drain, end_abandoned
 from coordinator.events import Event
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
+from coordinator.ledger.reading import read_or_none
 from coordinator.ledger.record import Backend, Epoch, EpochState, Session
-from coordinator.ledger.rules import MarkOwnerGone, session_of
+from coordinator.ledger.rules import MarkOwnerGone
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.looks import Eyes, LookFailed
 from coordinator.reach import hosts_present
@@ -35,7 +36,8 @@ _log = structlog.get_logger("coordinator.reconcile")
 
 
 class OwnerReaper:
-    """Marks and tidies for the leader. `on_unknown` hears of every permit it marked."""
+    """Marks and tidies for the leader. `on_unknown` hears of every permit it marked; `watched_here` says of
+    which this same coordinator tells already, as of its own workers."""
 
     def __init__(
         self, store: Store, keys: FleetKeys, ledgers: dict[str, Ledger], eyes: Eyes, *, run_dir: Path,
@@ -52,6 +54,7 @@ class OwnerReaper:
         self._told = {db: Told() for db in ledgers}
         self.undecided: dict[str, str] = {}  # by database: why its abandoned drain cannot be ended
         self.on_unknown: list[Callable[[str, Session], None]] = []
+        self.watched_here: Callable[[str, Session], bool] = lambda db, session: False
 
     @property
     def standing(self) -> tuple[Alert, ...]:
@@ -127,7 +130,10 @@ class OwnerReaper:
 
     async def _remove_exits(self, snapshot: LedgerSnapshot, fence: Compare) -> None:
         entries = (await self._store.range(self._keys.every_session())).entries
-        owners = Counter(session_of(entry).owner for entry in entries)
+        sessions = [read_or_none(Session, entry) for entry in entries]
+        if None in sessions:  # whose it is, is not known: what is known of its death is kept
+            return
+        owners = Counter(session.owner for session in sessions if session is not None)
         for boot_id in removable_exits(snapshot, owners):
             key = self._keys.worker_exit(boot_id)
             compares = (fence, unchanged(key, snapshot.exits[boot_id].mod_revision),
@@ -137,7 +143,8 @@ class OwnerReaper:
                 _log.info(Event.WORKER_FORGOTTEN, worker=boot_id)
 
     async def _alert(self, db: str, snapshot: LedgerSnapshot, clock_us: int) -> None:
-        alerts = self._watchlists[db].look(db, unwatched(snapshot), clock_us, self._alert_after_us)
+        rest = [held for held in unwatched(snapshot) if not self.watched_here(db, held.session)]
+        alerts = self._watchlists[db].look(db, rest, clock_us, self._alert_after_us)
         if alerts:
             doing = inspect.read_activities(self._run_dir)
             there = await hosts_present(self._store, self._keys)

@@ -153,7 +153,7 @@ def _stored_map(raw: bytes) -> dict[Any, Any]:
     try:
         document = msgpack.unpackb(raw)
     except ValueError as fault:
-        raise PolicyRefused([f"not a stored policy: {fault}"]) from None
+        raise PolicyRefused([f"not a stored policy: {str(fault) or 'not a msgpack map'}"]) from None
     if not isinstance(document, dict):
         raise PolicyRefused(["not a map of fields"])
     return document

@@ -161,9 +161,10 @@ def plan_rollback(standing: Standing) -> Plan:
 
 
 def left_of(snapshot: LedgerSnapshot, generation: int) -> list[Held]:
-    """The sessions of clients that this generation granted and that no proof has ended."""
+    """The sessions of clients that this generation granted, or may have, and that no proof has ended."""
     return [held for held in snapshot.sessions
-            if held.session.policy_generation == generation and held.session.kind in CLIENTS]
+            if (held.session.policy_generation == generation or held.unreadable)
+            and held.session.kind in CLIENTS]
 
 
 def _without(alias: Alias, generation: int) -> Alias:

@@ -37,8 +37,9 @@ def orphans(snapshot: LedgerSnapshot) -> list[Session]:
 
 
 def unknown_cases(snapshot: LedgerSnapshot) -> list[Case]:
-    """Every permit in SESSION_UNKNOWN."""
-    return [_case(held, snapshot) for held in snapshot.sessions if held.session.state is SessionState.UNKNOWN]
+    """Every permit in SESSION_UNKNOWN that can be read: of another it is not known what would prove it."""
+    return [_case(held, snapshot) for held in snapshot.sessions
+            if held.session.state is SessionState.UNKNOWN and not held.unreadable]
 
 
 def _case(held: Held, snapshot: LedgerSnapshot) -> Case:

@@ -21,6 +21,7 @@ from coordinator.ledger.record import UnknownSchema
 from coordinator.ledger.rules import session_of
 from coordinator.ledger.snapshot import LedgerSnapshot
 from coordinator.ledger.states import SessionState
+from coordinator.ledger.strange import Strange
 from coordinator.looks import Eyes
 from coordinator.marking import OwnerReaper
 from coordinator.proving import BackendReaper
@@ -62,6 +63,7 @@ class Reconciler:
             alert_after_us=int(ALERT_LEASE_CYCLES * self._ttl * 1_000_000))
         self.backends = BackendReaper(ledgers, eyes, spec=spec, now_us=now_us, monotonic=monotonic)
         self._to_mark, self._to_prove = trio.Event(), trio.Event()
+        self._strange: dict[str, frozenset[Strange]] = {}
         self.on_event: list[Callable[[Change], None]] = []  # of the fleet, while this coordinator leads
         self.owners.on_unknown.append(lambda *_: self._to_prove.set())
         self.backends.on_released.append(lambda *_: self._to_mark.set())  # a death may be forgotten now
@@ -137,8 +139,16 @@ class Reconciler:
         """The ledger now; None while it is lost: nothing that is missing there proves anything."""
         ledger = self._ledgers[db]
         snapshot = await ledger.snapshot()
+        self._name_strange(db, snapshot)
         lost = ledger.lost or self._views.views[db].lost or snapshot.head is None
         return None if lost else snapshot
+
+    def _name_strange(self, db: str, snapshot: LedgerSnapshot) -> None:
+        """Each key once for as long as it is so."""
+        before, self._strange[db] = self._strange.get(db, frozenset()), frozenset(snapshot.strange)
+        for each in snapshot.strange:
+            if each not in before:
+                _log.error(Event.KEY_STRANGE, database=db, key=each.key, why=each.why)
 
     # ---- events
 

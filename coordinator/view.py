@@ -15,9 +15,9 @@ import trio
 
 from coordinator.events import Event
 from coordinator.ledger.access import Access
-from coordinator.ledger.keys import FleetKeys, only, prefix_end
+from coordinator.ledger.keys import FleetKeys, number_at, only, prefix_end
 from coordinator.ledger.notes import GrowthStop
-from coordinator.ledger.record import Alias, Epoch, LedgerHead, UnknownSchema
+from coordinator.ledger.record import Alias, Epoch, LedgerHead, LedgerState, UnknownSchema
 from coordinator.ledger.snapshot import reading
 from coordinator.policy import Policy, PolicyRefused, decode_policy
 from coordinator.remembered import Remembered
@@ -104,6 +104,7 @@ class Views:
         self._read_once = trio.Event()
         self._hint = trio.Event()
         self._policies: dict[bytes, Policy | None] = {}
+        self._granting: dict[str, tuple[int, bytes] | None] = {}  # what is kept for a rebuild
         self.views = {db: View(db) for db in databases}
         self._access = {db: Access(store, keys.db(db), remembered.memory(db)) for db in self.views}
         self.on_change: list[Callable[[View], None]] = []
@@ -165,6 +166,9 @@ class Views:
     def _remember(self) -> None:
         try:
             self._remembered.save({db: access.memory.seen for db, access in self._access.items()})
+            for db, known in self._granting.items():
+                if known is not None:
+                    self._remembered.keep_policy(db, *known)
         except OSError as fault:  # the next read tries again; what is in memory still guards
             _log.error(Event.SOMETHING_FAILED, what="cannot keep what was seen in run_dir", why=str(fault))
 
@@ -177,6 +181,9 @@ class Views:
         head_entry, epoch_entry, alias_entry, generations, stops = outcome.reads
         head = LedgerHead.decode(head_entry[0].value) if head_entry else None
         alias = Alias.decode(alias_entry[0].value) if alias_entry else None
+        if alias is not None and head is not None and head.state is LedgerState.ACTIVE and not access.lost:
+            self._granting[db] = next(((alias.granting, entry.value) for entry in generations
+                                       if number_at(entry.key) == alias.granting), None)
         return View(
             db, reachable=True, lost=_LOST if access.lost else "", head=head,
             epoch=Epoch.decode(epoch_entry[0].value) if epoch_entry else None,
@@ -189,7 +196,7 @@ class Views:
         if alias is None:
             return None
         for entry in generations:
-            if int(entry.key.rpartition("/")[2]) == alias.granting:
+            if number_at(entry.key) == alias.granting:
                 return self._policy(entry.value)
         return None
 

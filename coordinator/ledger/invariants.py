@@ -53,12 +53,19 @@ def reaper_name(ledger_tag: str) -> str:
 
 def check_ledger(snapshot: LedgerSnapshot, keys: DbKeys) -> list[Violation]:
     """I1, I4 and I11, which the ledger shows by itself."""
-    return [*within_budget(snapshot), *balanced(snapshot, keys), *generations_together(snapshot)]
+    return [*all_readable(snapshot), *within_budget(snapshot), *balanced(snapshot, keys),
+            *generations_together(snapshot)]
 
 
 def check_server(snapshot: LedgerSnapshot, rows: Iterable[Row]) -> list[Violation]:
     """I2: the ledger beside what the server shows."""
     return sessions_have_permits(snapshot, list(rows))
+
+
+def all_readable(snapshot: LedgerSnapshot) -> list[Violation]:
+    """I4: whose each slot is."""
+    return [Violation("I4", "unreadable", f"{each.permit.kind}/{each.permit.slot}: {each.unreadable}",
+                      each.permit) for each in snapshot.sessions if each.unreadable]
 
 
 def within_budget(snapshot: LedgerSnapshot) -> list[Violation]:

@@ -5,13 +5,14 @@ Slot and seat numbers have fixed width, so that ranges compare; `/` in a databas
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from coordinator.ledger.record import Kind
 from coordinator.store.api import prefix_end
 
-__all__ = ["SLOT_DIGITS", "DbKeys", "FleetKeys", "number_at", "only", "prefix_end"]
+__all__ = ["SLOT_DIGITS", "DbKeys", "FleetKeys", "number_at", "numbers_at", "only", "prefix_end"]
 
 SLOT_DIGITS = 6
 NUMBER_DIGITS_MAX = 19
@@ -28,6 +29,11 @@ def number_at(key: str) -> int | None:
     if not (end.isascii() and end.isdigit() and len(end) < NUMBER_DIGITS_MAX):
         return None
     return int(end) if end == f"{int(end):0{SLOT_DIGITS}d}" else None
+
+
+def numbers_at(keys: Iterable[str]) -> frozenset[int]:
+    """The numbers of those that end with one."""
+    return frozenset(number for key in keys if (number := number_at(key)) is not None)
 
 
 @dataclass(frozen=True, slots=True)

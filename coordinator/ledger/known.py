@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from coordinator.ledger.keys import numbers_at
 from coordinator.store.api import Entry, Txn
 
 RANGES_MAX = 2_000  # of workers long gone, above all; then it begins anew
@@ -39,10 +40,10 @@ class Known:
         return None if held is None else tuple(held.values())
 
     def numbers(self, span: Span) -> frozenset[int]:
-        """The numbers at the ends of the keys that stand in a range that is known."""
+        """The numbers at the ends of the keys that stand in a range that is known; others have none."""
         found = self._numbers.get(span)
         if found is None:
-            found = self._numbers[span] = frozenset(int(key.rpartition("/")[2]) for key in self._ranges[span])
+            found = self._numbers[span] = numbers_at(self._ranges[span])
         return found
 
     def wrote(self, txn: Txn, revision: int) -> None:

@@ -43,6 +43,7 @@ from coordinator.ledger.rules import (
 )
 from coordinator.ledger.snapshot import LedgerSnapshot, reading, snapshot_from, snapshot_txn
 from coordinator.ledger.states import Actor, Proof
+from coordinator.ledger.strange import Sieve
 from coordinator.store.api import Entry, Store, StoreUnavailable, StoreUnknown, Won
 
 __all__ = ["Applied", "Granted", "Ledger", "Seen", "Voided"]
@@ -194,11 +195,10 @@ class Ledger:
         return freed
 
     async def snapshot(self) -> LedgerSnapshot:
-        """The whole ledger at one revision. Raises StoreUnavailable, UnknownSchema, ValueError."""
+        """The whole ledger at one revision; see snapshot_from. Raises StoreUnavailable, UnknownSchema,
+        ValueError."""
         outcome = await self._access.ask(snapshot_txn(self.keys, self.fleet))
-        policies = outcome.reads[6]
-        limits = {int(e.key.rpartition("/")[2]): self._limits_of(e.value) for e in policies}
-        return snapshot_from(outcome.reads, outcome.revision, limits)
+        return snapshot_from(outcome.reads, outcome.revision, self._limits_of)
 
     async def fleet_claims(self) -> FleetClaims:
         """Which sessions at servers are whose, of all ledgers of the fleet. Raises StoreUnavailable."""
@@ -226,7 +226,7 @@ class Ledger:
         """The session that had this permit: a slot it is gone from, it never comes back to."""
         sessions = self.keys.sessions()
         found = await self._access.ask(reading((sessions, prefix_end(sessions))))
-        for session in map(session_of, found.reads[0]):
+        for session in Sieve().each(found.reads[0], session_of):
             if session.owner == owner and permit in session.former_permits:
                 return session
         return None

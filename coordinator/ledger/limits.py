@@ -56,7 +56,10 @@ def limits_of_policy(raw: bytes) -> Limits:
 
     Raises ValueError for what is not one.
     """
-    policy: Mapping[str, Any] = msgpack.unpackb(raw)
+    try:
+        policy: Mapping[str, Any] = msgpack.unpackb(raw)
+    except ValueError as fault:
+        raise ValueError(f"not a policy generation: {str(fault) or 'not a msgpack map'}") from None
     if not isinstance(policy, dict) or "serverSessionPermits" not in policy:
         raise ValueError("not a policy generation")
     return Limits(

@@ -100,9 +100,9 @@ class Record:
         try:
             values = msgpack.unpackb(raw)
         except ValueError as fault:
-            raise ValueError(f"not a {cls.name} record: {str(fault) or 'not msgpack'}") from None
+            raise ValueError(f"not a {cls.name} record: {str(fault) or 'not a msgpack map'}") from None
         if not isinstance(values, dict) or type(values.get("schema")) is not int:
-            raise ValueError(f"not a {cls.name} record")
+            raise ValueError(f"not a {cls.name} record: not a msgpack map with its schema")
         if values["schema"] > SCHEMA:
             raise UnknownSchema(f"{cls.name}: schema {values['schema']}, this version reads {SCHEMA}")
         known = _shape(cls)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from coordinator.ledger.keys import DbKeys, only, prefix_end
+from coordinator.ledger.keys import DbKeys, numbers_at, only, prefix_end
 from coordinator.ledger.limits import Limits, generation_for
 from coordinator.ledger.record import (
     Alias,
@@ -31,6 +31,7 @@ from coordinator.ledger.rules import Code, Refused
 from coordinator.ledger.states import SessionState
 from coordinator.store.api import Compare, Entry, Put, Txn, absent, nothing_in, unchanged
 
+AFTER_DIGITS = chr(ord("9") + 1)
 WINDOW = 64  # slots that one coordinator looks at at a time
 # what one reservation after another stands on, and what seldom changes
 _worker, _head = lru_cache(256)(Worker.decode), lru_cache(16)(LedgerHead.decode)
@@ -144,8 +145,8 @@ def grounds_from(reads: Sequence[Sequence[Entry]], limits: Limits, window: Windo
 
 
 def beyond_range(keys: DbKeys, kind: Kind, limit: int) -> tuple[str, str]:
-    """Every slot of the kind with a number of `limit` or more."""
-    return keys.session(kind, limit), prefix_end(keys.sessions(kind))
+    """Every slot of the kind with a number of `limit` or more; no number begins with anything but a digit."""
+    return keys.session(kind, limit), keys.sessions(kind) + AFTER_DIGITS
 
 
 def plan_reservation(
@@ -283,4 +284,4 @@ def _one(entries: Sequence[Entry]) -> Entry | None:
 
 
 def _numbers(entries: Sequence[Entry]) -> frozenset[int]:
-    return frozenset(int(entry.key.rpartition("/")[2]) for entry in entries)
+    return numbers_at(entry.key for entry in entries)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
 from coordinator.ledger.limits import Limits
@@ -15,21 +15,28 @@ from coordinator.ledger.record import (
     LedgerHead,
     Permit,
     Receipt,
+    Record,
     Seat,
     Session,
     Worker,
     WorkerExit,
 )
-from coordinator.ledger.rules import session_of
+from coordinator.ledger.strange import Sieve, Strange, held_by_nobody, number_of, session_at, slot_of
 from coordinator.store.api import Compare, Entry, Field, Txn
+
+_R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One held slot: its session (generation filled in) and the mod revision that writes compare."""
+    """One held slot: its session (generation filled in) and the mod revision that writes compare.
+
+    `unreadable` says why it is not known whose it is: the slot is held, and nothing frees it.
+    """
 
     session: Session
     mod_revision: int
+    unreadable: str = ""
 
     @property
     def permit(self) -> Permit:
@@ -87,6 +94,7 @@ class LedgerSnapshot:
     limits: Mapping[int, Limits] = field(default_factory=dict)  # by generation
     workers: Mapping[str, Registered] = field(default_factory=dict)
     exits: Mapping[str, Died] = field(default_factory=dict)
+    strange: tuple[Strange, ...] = ()  # keys that cannot be read; all but slots are left out of the rest
 
     @property
     def active_limits(self) -> Limits | None:
@@ -122,48 +130,84 @@ def snapshot_txn(keys: DbKeys, fleet: FleetKeys) -> Txn:
                    *((prefix, prefix_end(prefix)) for prefix in prefixes))
 
 
-def _head(entries: Sequence[Entry]) -> LedgerHead | None:
-    return LedgerHead.decode(entries[0].value) if entries else None
-
-
 def _last(entry: Entry) -> str:
     return entry.key.rpartition("/")[2]
 
 
 def snapshot_from(
-    reads: Sequence[Sequence[Entry]], revision: int, limits: Mapping[int, Limits]
+    reads: Sequence[Sequence[Entry]], revision: int,
+    limits_of: Mapping[int, Limits] | Callable[[bytes], Limits],
 ) -> LedgerSnapshot:
-    """The snapshot out of the answers to `snapshot_txn`. Raises UnknownSchema, ValueError."""
+    """The snapshot out of the answers to `snapshot_txn`. `limits_of`: by generation, or what reads them.
+
+    What cannot be read is in `strange`. Raises UnknownSchema, ValueError where the ledger's head, its epoch
+    or its alias cannot be: without these nothing is known of it.
+    """
     head, epoch, alias, sessions, seats, receipts, policies, workers, exits = reads
+    sieve = Sieve()
+    numbered = dict(sieve.each(policies, lambda e: (number_of(e), e)))
+    limits = limits_of if isinstance(limits_of, Mapping) else dict(sieve.each(
+        numbered.values(), lambda e: (number_of(e), limits_of(e.value))))
     return LedgerSnapshot(
         revision=revision,
-        head=_head(head),
+        head=_only(LedgerHead, head),
         head_revision=head[0].mod_revision if head else 0,
-        epoch=Epoch.decode(epoch[0].value) if epoch else None,
-        alias=Alias.decode(alias[0].value) if alias else None,
-        sessions=tuple(Held(session_of(e), e.mod_revision) for e in sessions),
-        seats=tuple(TakenSeat(e.key, Seat.decode(e.value)) for e in seats),
-        receipts=tuple(
-            Given(_last(e), receipt := Receipt.decode(e.value), e.create_revision + receipt.base, e.lease)
-            for e in receipts),
-        policies={int(_last(e)): e.value for e in policies},
+        epoch=_only(Epoch, epoch),
+        alias=_only(Alias, alias),
+        sessions=tuple(held for e in sessions if (held := _held(e, sieve)) is not None),
+        seats=tuple(seat for e in seats if (seat := _seat(e, sieve)) is not None),
+        receipts=tuple(sieve.each(receipts, _given)),
+        policies={number: entry.value for number, entry in numbered.items()},
         limits=limits,
-        workers={_last(e): Registered(_worker(e), e.mod_revision, e.lease) for e in workers},
-        exits=dict(_died(exits)),
+        workers={_last(e): each for e in workers if (each := _registered(e, sieve)) is not None},
+        exits=dict(sieve.each(exits, _died)),  # a record that cannot be read proves no death
+        strange=tuple(sieve.strange),
     )
 
 
-def _worker(entry: Entry) -> Worker:
-    """What cannot be read of a fleet's key is no fault of this ledger: of its worker it is known that it is
-    there, and nothing else; so it has acknowledged no epoch, and is waited for."""
+def _only(record: type[_R], entries: Sequence[Entry]) -> _R | None:
     try:
-        return Worker.decode(entry.value)
-    except ValueError:
-        return Worker(_last(entry), 0, -1, "", "", "", 0, 0, schemas=())
+        return record.decode(entries[0].value) if entries else None
+    except ValueError as fault:
+        raise type(fault)(f"{entries[0].key}: {fault}") from None
 
 
-def _died(entries: Sequence[Entry]) -> Iterator[tuple[str, Died]]:
-    """A record that cannot be read proves no death."""
-    for entry in entries:
-        with suppress(ValueError):
-            yield _last(entry), Died(WorkerExit.decode(entry.value), entry.mod_revision)
+def _held(entry: Entry, sieve: Sieve) -> Held | None:
+    try:
+        return Held(session_at(entry), entry.mod_revision)
+    except ValueError as fault:
+        sieve.name(entry, str(fault))
+        is_slot = bool(Sieve().each((entry,), slot_of))
+        return Held(held_by_nobody(entry), entry.mod_revision, str(fault)) if is_slot else None
+
+
+def _seat(entry: Entry, sieve: Sieve) -> TakenSeat | None:
+    """One that cannot be read is taken all the same."""
+    try:
+        _ = number_of(entry)
+        return TakenSeat(entry.key, Seat.decode(entry.value))
+    except ValueError as fault:
+        sieve.name(entry, str(fault))
+        is_seat = bool(Sieve().each((entry,), number_of))
+        return TakenSeat(entry.key, Seat(Kind.MAIN, -1, "")) if is_seat else None
+
+
+def _given(entry: Entry) -> Given:
+    receipt = Receipt.decode(entry.value)
+    return Given(_last(entry), receipt, entry.create_revision + receipt.base, entry.lease)
+
+
+def _registered(entry: Entry, sieve: Sieve) -> Registered | None:
+    """What cannot be read of a fleet's key is no fault of this ledger: of its worker it is known that it is
+    there, and nothing else; so it has acknowledged no epoch, and is waited for. Every worker's key is on a
+    lease: one without is no worker's."""
+    try:
+        return Registered(Worker.decode(entry.value), entry.mod_revision, entry.lease)
+    except ValueError as fault:
+        sieve.name(entry, str(fault))
+        unread = Worker(_last(entry), 0, -1, "", "", "", 0, 0, schemas=())
+        return Registered(unread, entry.mod_revision, entry.lease) if entry.lease else None
+
+
+def _died(entry: Entry) -> tuple[str, Died]:
+    return _last(entry), Died(WorkerExit.decode(entry.value), entry.mod_revision)
