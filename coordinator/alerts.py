@@ -72,13 +72,14 @@ def alert_of(what: What, db: str, held: Held, since_us: int) -> Alert:
 
 @dataclass(slots=True)
 class Watchlist:
-    """Since when each permit of one ledger has stood in a state that should pass."""
+    """Since when each permit of one ledger has stood in a state that should pass. What is noted in it
+    meanwhile (that its server process was told to end) changes nothing of that."""
 
-    since_us: dict[tuple[Permit, int], int] = field(default_factory=dict)
+    since_us: dict[tuple[Permit, SessionState], int] = field(default_factory=dict)
 
     def look(self, db: str, held: Iterable[Held], now_us: int, limit_us: int) -> list[Alert]:
-        """Those that have now stood for `limit_us` or more. One that moved meanwhile is met anew."""
-        standing = {(each.permit, each.mod_revision): each for each in held
+        """Those that have now stood for `limit_us` or more. One that goes to another state is met anew."""
+        standing = {(each.permit, each.session.state): each for each in held
                     if each.session.state in PASSING}
         self.since_us = {key: self.since_us.get(key, now_us) for key in standing}
         return [alert_of(PASSING[standing[key].session.state], db, standing[key], since)

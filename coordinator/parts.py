@@ -115,6 +115,7 @@ class Coordinator:
             store, self.views, self.registry, host=spec.host, run_dir=Path(spec.run_dir),
             ttl_seconds=spec.lease_ttl_seconds, clock_us=self.reconciler.backends.clock_us)
         self.workers.on_report.append(self.alerting.reported)
+        self.reconciler.owners.watched_here = self.alerting.watches
         self.counting = Counting(
             sight, self.ledgers, self.views_now, ttl_seconds=spec.lease_ttl_seconds)
         self.noting = Noting(self.ledgers, lambda: self.registry.workers, run_dir=Path(spec.run_dir),

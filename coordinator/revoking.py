@@ -160,11 +160,11 @@ async def _terminate(db: str, session: Session, eyes: Eyes, failed: dict[str, st
         return False
     address = session.backend.address
     try:
-        failed.pop(address, None)
         look = await eyes.look(address)
         if look.void is not None or not session.backend.same_server(look.backend):
             return False
         ended = await eyes.terminate(address, session.pid, session.backend_start_us)
+        failed.pop(address, None)  # not before: the time may be over meanwhile, and the reason still holds
     except NoAdminPermit:
         raise
     except LookFailed as why:

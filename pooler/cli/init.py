@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ import typer
 from pooler.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import psycopg
 
     from pooler.cli.first_files import Login, NewFile, ServerFacts
@@ -31,7 +34,8 @@ SELECT current_setting('server_version_num')::int, current_setting('max_connecti
 
 def init(
     dsn: Annotated[str, typer.Option(
-        "--dsn", metavar="DSN", help="The server, as libpq takes it; several hosts are kept.")],
+        "--dsn", metavar="DSN", help="The server, as libpq takes it; several hosts are kept: the role is "
+        "write if one of them is a primary.")],
     directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where the files go.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
     as_json: JsonOption = False,
@@ -75,26 +79,42 @@ def read_server(dsn: str) -> tuple[ServerFacts, tuple[Login, Login, Login]]:
     from pooler.errors import FleetUnreachable, UsageFault
 
     try:
-        psycopg.conninfo.conninfo_to_dict(dsn)
+        given = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as fault:
         raise UsageFault(f"--dsn: {_one_line(fault)}") from None
     try:
-        name = "pooler init"
-        with psycopg.connect(dsn, connect_timeout=CONNECT_SECONDS_MAX, application_name=name) as server:
+        with _connected(dsn, given) as server:
             row = server.execute(_FACTS_SQL).fetchone()
             assert row is not None  # a SELECT without FROM has one row
-            facts = _facts(server, row)
+            facts = _facts(server, given, row)
             return facts, _logins(server, facts)
     except psycopg.Error as fault:
         raise FleetUnreachable(f"the server cannot be read: {_one_line(fault)}") from None
 
 
-def _facts(server: psycopg.Connection[Any], row: tuple[Any, ...]) -> ServerFacts:
+def _connected(dsn: str, given: Mapping[str, Any]) -> psycopg.Connection[Any]:
+    """Of several hosts the primary, unless the DSN says which it wants, or there is none. Raises
+    psycopg.Error."""
+    from functools import partial
+
+    import psycopg
+
+    connect = partial(
+        psycopg.connect, dsn, connect_timeout=CONNECT_SECONDS_MAX, application_name="pooler init")
+    if "," in str(given.get("host", "")) and "target_session_attrs" not in given:
+        with suppress(psycopg.OperationalError):
+            return connect(target_session_attrs="primary")
+    return connect()
+
+
+def _facts(
+    server: psycopg.Connection[Any], given: Mapping[str, Any], row: tuple[Any, ...]
+) -> ServerFacts:
     from pooler.cli.first_files import ServerFacts
 
     (version, most, superuser_reserved, reserved, others, in_recovery, dbname, user, is_superuser, superuser,
      sender_host, sender_port, listens_on, port) = row
-    named = _named_hosts(server)
+    named = named_hosts(given, server.info.host, server.info.port)
     by_socket = any(_is_socket(host) for host, _ in named)
     hosts = dict.fromkeys(
         _tcp_address(listens_on, port) if _is_socket(host) else (host, own) for host, own in named)
@@ -106,14 +126,14 @@ def _facts(server: psycopg.Connection[Any], row: tuple[Any, ...]) -> ServerFacts
         reached=(server.info.host, server.info.port), by_socket=by_socket)
 
 
-def _named_hosts(server: psycopg.Connection[Any]) -> list[tuple[str, int]]:
-    """(host, port) of each host of the DSN; the directory of a unix socket is a host, too."""
-    given = server.info.get_parameters()
-    names, ports = given.get("host", "").split(","), given.get("port", "").split(",")
+def named_hosts(given: Mapping[str, Any], reached: str, reached_port: int) -> list[tuple[str, int]]:
+    """(host, port) of each host of a DSN, `given` as its words; the directory of a unix socket is a host,
+    too. What is not named is as the connection that was `reached` has it."""
+    names, ports = str(given.get("host") or "").split(","), str(given.get("port") or "").split(",")
     found = []
     for number, name in enumerate(names):
-        port = (ports[number] if number < len(ports) else ports[-1]) or server.info.port
-        found.append((name or server.info.host, int(port)))
+        port = (ports[number] if number < len(ports) else ports[-1]) or reached_port
+        found.append((name or reached, int(port)))
     return found
 
 

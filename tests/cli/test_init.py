@@ -19,10 +19,11 @@ from psycopg.conninfo import conninfo_to_dict
 from coordinator.policy import load_policy
 from pooler.cli.first_files import Login, ServerFacts, ServerTooSmall, divide, first_files
 from pooler.cli.first_steps import superuser_dsn
+from pooler.cli.init import named_hosts
 from pooler.demo.etcd import find_etcd
 from pooler.demo.fleet import http_status
 from pooler.demo.haproxy import find_program
-from pooler.demo.postgres import Server
+from pooler.demo.postgres import Role, Server
 from pooler.demo.process import Child, free_ports
 from pooler.settings import load
 from tests.cli.conftest import Pooler
@@ -129,6 +130,38 @@ def test_an_ordinary_role_of_the_dsn_becomes_the_application(
     assert postgres_newest.password not in done.out
     assert f'"{postgres_newest.user}" "{postgres_newest.password}"' in (tmp_path / "userlist.txt").read_text()
     assert f'ALTER ROLE "{postgres_newest.user}" CONNECTION LIMIT' in (tmp_path / "roles.sql").read_text()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "named"),
+    [
+        ("postgresql://u@db1:5433,db2/d", [("db1", 5433), ("db2", 5432)]),
+        ("host=db1,db2 port=5433,5434", [("db1", 5433), ("db2", 5434)]),
+        ("host=db1,db2 port=5433", [("db1", 5433), ("db2", 5433)]),
+        ("host=db1,", [("db1", 5432), ("reached", 5432)]),
+        ("dbname=d", [("reached", 5432)]),
+    ],
+)
+def test_every_host_of_the_dsn_is_named(dsn: str, named: list[tuple[str, int]]) -> None:
+    assert named_hosts(conninfo_to_dict(dsn), "reached", 5432) == named
+
+
+@pytest.mark.postgres
+def test_of_several_hosts_all_are_kept_and_the_role_is_write_where_one_is_the_primary(
+    pooler: Pooler, make_server: MakeServer, make_standby: Callable[[Server], Server], tmp_path: Path
+) -> None:
+    primary = make_server()
+    standby = make_standby(primary)
+    ports = f"{standby.port},{primary.port}"
+    primary.create_role(Role("seer", "word"))
+    uri = f"postgresql://seer:word@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
+    words = f"host=127.0.0.1,127.0.0.1 port={ports} user=seer password=word dbname=postgres"
+    for dsn, role in ((uri, "write"), (words, "write"), (f"{words} target_session_attrs=standby", "read")):
+        done = pooler("init", "--dsn", dsn, "--dir", tmp_path, "--force")
+        assert done.code == 0, done.err
+        database = load(tmp_path / "pooler.yaml").databases["postgres"]
+        assert [each.port for each in database.hosts] == [standby.port, primary.port]
+        assert database.role == role
 
 
 def test_a_server_that_does_not_answer_is_one_line_and_nothing_is_written(

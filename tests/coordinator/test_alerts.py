@@ -14,15 +14,16 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from coordinator.alerting import Alerting
-from coordinator.alerts import What, unwatched
+from coordinator.alerts import Watchlist, What, unwatched
 from coordinator.http import Figures, make_scrape
 from coordinator.ledger.record import COMMAND_INDEX, Kind, Permit, Worker
+from coordinator.ledger.snapshot import Held
 from coordinator.ledger.states import SessionState
 from coordinator.link_values import parse_permit, permit_list
 from coordinator.session_table import SessionTable, encode_who
 from coordinator.store.api import Put
 from tests.coordinator.parts import Worker as StandIn
-from tests.coordinator.stage import DB, TTL_SECONDS, Stage, stage
+from tests.coordinator.stage import DB, TTL_SECONDS, Stage, row, stage
 from tests.ledger.ground import BACKEND, KEYS, session, write
 
 Logs = Sequence[MutableMapping[str, Any]]
@@ -181,6 +182,33 @@ async def test_the_leader_tells_of_those_that_no_other_coordinator_watches(
             await on.put(KEYS.session(Kind.MAIN, slot), held.encode())
         found = unwatched(await on.ledger.snapshot())
         assert {each.session.owner for each in found} == {"command-1", "dead"}
+
+
+async def test_a_worker_of_its_own_whose_lease_is_over_is_told_of_once_by_a_coordinator_that_leads(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with watched(tmp_path) as (on, worker, alerting):
+        on.reconciler.owners.watched_here = alerting.watches
+        permit = await opened(worker)
+        on.eyes.server.rows = [row(42, 5_000)]
+        on.expire("A")
+        with capture_logs() as logs:
+            for _ in range(4):
+                await on.reconcile()
+                await cycles(1)
+            assert await on.states() == {0: str(SessionState.UNKNOWN)}
+            assert len(told(logs, "session_permit_stuck")) == 1
+            stands = (*alerting.standing, *on.reconciler.owners.standing)
+            assert [each.permit for each in stands] == [permit]
+
+
+def test_an_alert_goes_on_when_the_order_to_end_the_session_is_noted_in_its_permit() -> None:
+    watchlist, held = Watchlist(), session(SessionState.UNKNOWN, pid=42, backend_start_us=1)
+    watchlist.look(DB, [Held(held, 10)], 1_000_000, 5_000_000)
+    (alert,) = watchlist.look(DB, [Held(replace(held, terminating=True), 11)], 9_000_000, 5_000_000)
+    assert alert.age_seconds(9_000_000) == 8.0
+    closing = Held(replace(held, state=SessionState.CLOSING), 12)
+    assert watchlist.look(DB, [closing], 9_500_000, 5_000_000) == []
 
 
 async def test_a_metric_names_owner_pid_tenant_and_age_of_each(tmp_path: Path, clock: MockClock) -> None:

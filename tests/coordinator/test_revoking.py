@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,19 @@ import trio
 from trio.testing import MockClock
 
 from coordinator.ledger.attestation import attestations_of
-from coordinator.ledger.record import Permit
+from coordinator.ledger.proofs import Look
+from coordinator.ledger.record import Kind, Permit
 from coordinator.ledger.rules import MarkOwnerGone
 from coordinator.ledger.states import SessionState
 from coordinator.link import LinkRefused
 from coordinator.link_values import parse_permit, permit_list
-from coordinator.looks import Eyes
+from coordinator.looks import Eyes, LookFailed
 from coordinator.revoking import Fencing, NotThis, attest_death, fence_worker, find_worker
 from coordinator.session_table import SessionTable
 from coordinator.store.api import Lost, Snapshot, Txn, Won
 from pooler.cli.death import seen_here
 from tests.coordinator.parts import Worker
-from tests.coordinator.stage import DB, FakeEyes, Stage, StallingStore, row, stage
+from tests.coordinator.stage import DB, FakeEyes, Server, Stage, StallingStore, row, stage
 from tests.ledger.ground import BACKEND, FLEET, KEYS, NOW_US, record_exit, register, session
 
 
@@ -236,3 +238,37 @@ async def test_a_worker_that_registered_anew_meanwhile_keeps_its_registration_an
         assert done.terminated == {DB: [old]}
         assert FLEET.worker("A") in on.keyspace.entries
         assert await on.states() == {1: "OPEN"}
+
+
+async def test_why_nothing_was_terminated_is_named_of_every_server_even_of_one_that_is_asked_as_the_time_ends(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    class Refusing(FakeEyes):
+        """No pg_signal_backend; each look but the first at a server takes its time."""
+
+        asked: list[str]
+
+        async def look(self, address: str, *, fresh: bool = False) -> Look:
+            self.asked.append(address)
+            if self.asked.count(address) > 1:
+                await trio.sleep(1.0)  # noqa: TID251 - on a clock that jumps
+            return await super().look(address, fresh=fresh)
+
+        async def terminate(self, address: str, pid: int, backend_start_us: int) -> bool:
+            await trio.lowlevel.checkpoint()
+            raise LookFailed(f"{address}: permission denied")
+
+    other = replace(BACKEND, address="127.0.0.1:5499")
+    async with stage(tmp_path) as on:
+        register(on.keyspace, "A")
+        on.eyes.servers[other.address] = Server(other)
+        for slot, backend in enumerate((BACKEND, other)):
+            held = session(SessionState.UNKNOWN, slot=slot, seat=slot, owner="A", pid=40 + slot,
+                           request_id=f"r{slot}", backend_start_us=1, backend=backend)
+            await on.put(KEYS.session(Kind.MAIN, slot), held.encode())
+        eyes = Refusing(on.eyes.servers)
+        eyes.asked = []
+        done = await fence(on, "A", eyes)
+        assert eyes.asked.count(other.address) > 1
+        assert set(done.failed) == {BACKEND.address, other.address}
+        assert done.exit_code == 1
