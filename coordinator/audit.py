@@ -57,6 +57,7 @@ class Audit:
     foreign: dict[str, int]  # other client sessions by role
     revision: int
     attested: tuple[Attestation, ...] = ()  # what operators forced in this ledger, the oldest first
+    strange: tuple[str, ...] = ()  # keys that cannot be read and are left out, each with why
 
     @property
     def exit_code(self) -> int:
@@ -133,6 +134,7 @@ def _sum_up(
         reserve_slots=limits.reserve if limits else 0, admin_held=kinds["admin"],
         admin_slots=limits.admin if limits else 0, ours=ours,
         elsewhere=elsewhere, foreign=dict(foreign), revision=last.after.revision,
+        strange=tuple(map(str, last.after.strange)),
     )
 
 

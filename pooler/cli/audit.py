@@ -116,6 +116,8 @@ def _tell(found: Audit) -> None:
     for each in found.attested[-ATTESTED_SHOWN_MAX:]:
         print(f"by an operator, {clock_time(each.at_us)}: {each.who}: {each.what}"
               + (f": {each.evidence}" if each.evidence else ""))
+    for line in found.strange:
+        print(f"unreadable: {line}")
     for row in found.unknown:
         age = duration(row["age_seconds"])
         print(f"unknown: {row['permit']} for {age}, waits for {row['awaited_proof']}")

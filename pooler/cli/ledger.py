@@ -137,6 +137,8 @@ async def read_rows(where: Where, name: str) -> tuple[str, list[dict[str, Any]],
         if ledger.lost:
             print(f"{db}: this ledger is lost (etcd was wiped or restored): what is shown proves nothing; "
                   "see pooler ledger rebuild", file=sys.stderr)
+        for each in snapshot.strange:
+            print(f"{db}: unreadable: {each}", file=sys.stderr)
         return db, *await rows_of(reached, db, snapshot)
 
 

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from coordinator.audit import audit
 from coordinator.inspect import resolve, session_rows, sum_up
 from coordinator.ledger.invariants import check_ledger
 from coordinator.ledger.record import SCHEMA, Kind, Session, Worker
@@ -19,7 +20,7 @@ from coordinator.publishing import read_standing
 from coordinator.reaping import unknown_cases
 from coordinator.store.api import Put
 from tests.coordinator.stage import DB, NO_FENCE, Stage, stage
-from tests.ledger.ground import FLEET, KEYS, NOW_US, record_exit, session, write
+from tests.ledger.ground import BACKEND, FLEET, KEYS, NOW_US, record_exit, session, write
 
 VALUES = {"garbage": b"\xc1damaged", "newer": msgpack.packb({"schema": SCHEMA + 1}), "nothing": b""}
 SEATS = KEYS.seats("shop", "app")
@@ -129,3 +130,16 @@ async def test_a_worker_of_another_version_is_waited_for_and_named(tmp_path: Pat
         snapshot = await on.ledger.snapshot()
         assert isinstance(snapshot.workers["new"].worker, Worker)
         assert [each.key for each in snapshot.strange] == [KEYS.worker("new")]
+
+
+async def test_an_audit_names_what_cannot_be_read(tmp_path: Path, clock: MockClock) -> None:
+    async with stage(tmp_path) as on:
+        write(on.keyspace, Put(KEYS.receipt("zz"), b"\xc1"))
+        seen = await audit(on.ledger, on.eyes, db=DB, hosts=[BACKEND.address], lease_ttl_seconds=5.0,
+                           now_us=lambda: NOW_US)
+        assert [line.partition(": ")[0] for line in seen.strange] == [KEYS.receipt("zz")]
+        assert seen.exit_code == 0
+        write(on.keyspace, Put(KEYS.session(Kind.MAIN, 3), b"\xc1"))
+        seen = await audit(on.ledger, on.eyes, db=DB, hosts=[BACKEND.address], lease_ttl_seconds=5.0,
+                           now_us=lambda: NOW_US)
+        assert seen.exit_code == 1
