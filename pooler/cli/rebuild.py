@@ -32,8 +32,8 @@ def rebuild(
     of the pools' roles that the server shows one in SESSION_UNKNOWN. Nothing is granted meanwhile; clients
     are served on. Give the order on a host of the fleet: its run directory tells that the ledger is lost.
 
-    Exits 0 when the ledger is ACTIVE, 1 if it is not lost and nothing was changed, 4 when the time is over:
-    the work goes on, and the same command waits for it again.
+    Exits 0 when the ledger is ACTIVE, 1 if it is not lost and nothing was changed, or if it was lost again
+    meanwhile, 4 when the time is over: the work goes on, and the same command waits for it again.
 
     Example: pooler ledger rebuild orders --evidence 'etcd restored from the backup of 03:00, OPS-31'
     """
@@ -86,6 +86,10 @@ async def _until_active(reached: Reached, db: str, head: LedgerHead) -> int:
             snapshot = await ledger.snapshot()
         except (StoreUnavailable, StoreUnknown):
             snapshot = None
+        if snapshot is not None and (snapshot.head is None or snapshot.head.rebuilt < head.rebuilt):
+            print(f"pooler: {db}: the ledger is lost again: etcd was wiped or restored while it was being "
+                  "rebuilt. Give the order again", file=sys.stderr)
+            return 1
         if snapshot is not None and snapshot.head is not None:
             line = progress_text(snapshot, db)
             if snapshot.head.incarnation != head.incarnation:
