@@ -28,6 +28,7 @@ from coordinator.placement import Demand, crowded, room_at
 from coordinator.policy import Policy, PolicyRefused, load_policy
 from coordinator.policy_moves import MoveRefused, is_published, publication, swap
 from coordinator.publishing import read_standing
+from coordinator.remembered import Remembered
 from coordinator.room import look_at_hosts
 from coordinator.spec import DatabaseSpec
 from coordinator.store.api import Lost, Put, Store, Txn, absent
@@ -64,13 +65,15 @@ class Founder:
 
     def __init__(
         self, store: Store, keys: FleetKeys, ledgers: dict[str, tuple[DatabaseSpec, ...]], eyes: Eyes, *,
-        patroni: bool = False, now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        patroni: bool = False, remembered: Remembered | None = None,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._store = store
         self._keys = keys
         self._ledgers = ledgers
         self._eyes = eyes
         self._patroni = patroni
+        self._remembered = remembered
         self._now_us = now_us
         self._said: dict[tuple[str, str], str] = {}
         self._look_again_at = float("-inf")
@@ -84,6 +87,9 @@ class Founder:
             return False
         keys, specs = self._keys.db(view.db), self._ledgers[view.db]
         written = False
+        if view.head is not None and view.head.rebuilt and view.head.state is LedgerState.RECOVERING and (
+                await self._keep_policy(view, keys)):
+            return True
         if view.alias is None:
             written |= await self._publish(keys, specs)
         else:
@@ -135,6 +141,26 @@ class Founder:
             self._say(Event.NO_BACKEND_FOUND, db, "; ".join(faults))
             return None
         return Found(fit[0].backend, fit[0])
+
+    async def _keep_policy(self, view: View, keys: DbKeys) -> bool:
+        """The policy does not go back by a rebuild: what this host knew to grant in the lost ledger does,
+        unless etcd has a later one, or another under that number. True: it was written."""
+        known = self._remembered.policy(view.db) if self._remembered is not None else None
+        if known is None or (view.alias is not None and view.alias.granting >= known[0]):
+            return False
+        generation, stored = known
+        standing = await read_standing(self._store, keys)
+        there = standing.generations.get(generation)
+        if there not in (None, stored):
+            self._say(Event.POLICY_REFUSED, view.db,
+                      f"generation {generation} was in force, and is published with other content by now")
+            return False
+        key, moved = keys.policy(generation), swap(standing, Alias(active=generation), keys)
+        if there is None:
+            moved = Txn((*moved.compares, absent(key)), (Put(key, stored), *moved.puts))
+        await self._store.txn(moved)
+        _log.info(Event.POLICY_PUBLISHED, database=view.db, generation=generation)
+        return True
 
     async def _publish(self, keys: DbKeys, specs: Sequence[DatabaseSpec]) -> bool:
         text = next((spec.policy for spec in specs if spec.policy), None)

@@ -30,7 +30,7 @@ from coordinator.homes import Homes
 from coordinator.http import Figures, serve_http
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.record import UnknownSchema
+from coordinator.ledger.record import LedgerState, UnknownSchema
 from coordinator.link import Args
 from coordinator.looks import Looker, LookFailed
 from coordinator.noting import Noting
@@ -89,7 +89,8 @@ class Coordinator:
             self.views, self.ledgers, self.registry, self.granting, ttl_seconds=spec.lease_ttl_seconds)
         self.workers.on_hello.append(self.relocating.stir)
         self.rebuilder = Rebuilder(store, self.views, self.ledgers, databases, looker, now_us=now_us)
-        self.founder = Founder(store, self.keys, databases, looker, patroni=bool(spec.patroni))
+        self.founder = Founder(
+            store, self.keys, databases, looker, patroni=bool(spec.patroni), remembered=remembered)
         self.election = Election(
             store, self.keys, Leader(spec.host, os.getpid(), now_us()), ttl_seconds=spec.lease_ttl_seconds)
         sight = Sight(looker)
@@ -245,7 +246,8 @@ class Coordinator:
         if view.reachable and view.db not in self._met:
             self._met.add(view.db)
             self._another.set()
-        if view.reachable and not (view.complete and view.db in self._compared):
+        compared = view.db in self._compared and view.state != LedgerState.RECOVERING
+        if view.reachable and not (view.complete and compared):
             self._incomplete.set()
 
     async def _found(self) -> None:

@@ -74,13 +74,15 @@ async def order_rebuild(
     snapshot = await store.read(key)
     entry = snapshot.entries[0] if snapshot.entries else None
     standing = LedgerHead.decode(entry.value) if entry else None
-    if standing is not None and standing.state is LedgerState.RECOVERING and standing.rebuilt > seen.rebuilt:
+    same = standing is not None and standing.incarnation == seen.incarnation
+    whole = same and not seen.lost and snapshot.revision >= seen.revision
+    if standing is not None and standing.state is LedgerState.RECOVERING and (
+            standing.rebuilt > seen.rebuilt or whole):
         return Ordered(standing, again=True)
     if not seen.incarnation:
         raise NotLost(f"this host never saw a ledger {db}: it cannot tell whether it is lost. Give the order "
                       "on a host of the fleet, with its config")
-    same = standing is not None and standing.incarnation == seen.incarnation
-    if same and not seen.lost and snapshot.revision >= seen.revision:
+    if whole:
         raise NotLost(f"the ledger {db} is the one that this host remembers: nothing is to be rebuilt")
     latest = max(seen.rebuilt, standing.rebuilt if standing else "")
     at_us = max(now_us(), int(latest.partition("-")[0] or 0) + 1)  # after any rebuild, whatever the clock

@@ -6,6 +6,7 @@ this memory is the only thing that notices.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from coordinator.ledger.access import Memory, Seen
 
 FILE_NAME = "ledger-seen.json"
+POLICIES_NAME = "policy-seen.json"
 
 
 class MemoryUnreadable(Exception):
@@ -27,6 +29,8 @@ class Remembered:
         self._path = run_dir / FILE_NAME
         self._saved = self._read()
         self._memories: dict[str, Memory] = {}
+        self._policies_path = run_dir / POLICIES_NAME
+        self._policies = self._read_policies()
 
     def seen(self, db: str) -> Seen:
         """What was known of this ledger; empty when it is new to this host."""
@@ -36,6 +40,18 @@ class Remembered:
         """The same, to go on with: one for everything in this process that asks for this ledger."""
         return self._memories.setdefault(db, Memory(self.seen(db)))
 
+    def policy(self, db: str) -> tuple[int, bytes] | None:
+        """The generation that granted when this ledger was last whole, as stored; None: not known."""
+        return self._policies.get(db)
+
+    def keep_policy(self, db: str, generation: int, stored: bytes) -> None:
+        """This one grants now. Raises OSError."""
+        if self._policies.get(db) != (generation, stored):
+            self._policies[db] = (generation, stored)
+            values = {each: [number, base64.b64encode(raw).decode()]
+                      for each, (number, raw) in self._policies.items()}
+            self._replace(self._policies_path, json.dumps(values))
+
     def save(self, seen: Mapping[str, Seen]) -> None:
         """Replaces the file, whole also after a power cut, if anything is newer. Raises OSError."""
         if dict(seen) == self._saved:
@@ -43,14 +59,25 @@ class Remembered:
         text = json.dumps({
             db: [each.incarnation, each.revision, each.rebuilt, each.lost, each.base]
             for db, each in seen.items()})
-        scratch = self._path.with_suffix(".new")
+        self._replace(self._path, text)
+        self._saved = dict(seen)
+
+    def _replace(self, path: Path, text: str) -> None:
+        scratch = path.with_suffix(".new")
         with open(scratch, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # before the rename: else the name may survive and the text not
-        os.replace(scratch, self._path)
-        _sync_folder(self._path.parent)
-        self._saved = dict(seen)
+        os.replace(scratch, path)
+        _sync_folder(path.parent)
+
+    def _read_policies(self) -> dict[str, tuple[int, bytes]]:
+        """What cannot be read is not known: no ledger is believed for it."""
+        try:
+            values = json.loads(self._policies_path.read_text(encoding="utf-8"))
+            return {db: (int(number), base64.b64decode(raw)) for db, (number, raw) in values.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
 
     def _read(self) -> dict[str, Seen]:
         try:

@@ -12,6 +12,7 @@ from pooler.cli.options import ConfigOption, DbArgument
 if TYPE_CHECKING:
     from coordinator.ledger.record import LedgerHead
     from coordinator.ledger.snapshot import LedgerSnapshot
+    from coordinator.remembered import Remembered
     from pooler.cli.reach import Reached, Where
 
 EXIT_TIMED_OUT = 4
@@ -58,9 +59,12 @@ async def _rebuild(where: Where, name: str, evidence: str, seconds: float) -> in
     async with reach(where) as reached:
         db = reached.db(name)
         assert reached.run_dir is not None  # of a config
+        known = remembered(reached.run_dir)
+        line = await _policy_line(where, reached, db, known)
+        print(f"{db}: {line}", flush=True)
         try:
             ordered = await order_rebuild(
-                reached.store, reached.keys, db, remembered(reached.run_dir).seen(db), who=operator_name(),
+                reached.store, reached.keys, db, known.seen(db), who=operator_name(),
                 evidence=evidence, now_us=now_us)
         except NotLost as why:
             print(f"pooler: {why}", file=sys.stderr)
@@ -72,6 +76,36 @@ async def _rebuild(where: Where, name: str, evidence: str, seconds: float) -> in
         print(f"pooler: {db}: not ACTIVE after {seconds:g} s; it is still being rebuilt: the leader's log "
               "says what it waits for (ledger_recovering)", file=sys.stderr)
         return EXIT_TIMED_OUT
+
+
+async def _policy_line(where: Where, reached: Reached, db: str, known: Remembered) -> str:
+    """Which policy will count, or why none can: as the coordinator of this host will decide it."""
+    from coordinator.policy import PolicyRefused, decode_policy, load_policy
+    from coordinator.publishing import read_standing
+    from pooler.cli.options import settings_of
+
+    standing = await read_standing(reached.store, reached.keys.db(db))
+    generation, stored = known.policy(db) or (0, b"")
+    granting = standing.alias.granting
+    text = next((each.policy for each in reached.specs_of(db) if each.policy), None)
+    if granting and granting >= generation:
+        generation, stored, whence = granting, standing.generations.get(granting, b""), "that etcd has"
+    elif generation:
+        whence = "that was in force when this host last saw the ledger whole"
+    elif text is None:
+        return "no policy is known, and the config names none: nothing is granted until one is published"
+    else:
+        files = (each.policy for each in settings_of(where.config).databases.values() if each.ledger == db)
+        whence = f"of {next(files).path}: no other is known here"
+    try:
+        if not generation and text is not None:
+            policy, _ = load_policy(text)
+        else:
+            policy = decode_policy(stored)
+    except PolicyRefused as refused:
+        return f"no policy can count (policy_refused), and nothing is granted until one does: {refused}"
+    return (f"policy generation {policy.generation} ({policy.server_session_permits} permits) will count, "
+            f"the one {whence}")
 
 
 async def _until_active(reached: Reached, db: str, head: LedgerHead) -> int:
@@ -112,5 +146,7 @@ def progress_text(snapshot: LedgerSnapshot, db: str) -> str:
     assert snapshot.head is not None
     unknown = sum(held.session.state is SessionState.UNKNOWN for held in snapshot.sessions)
     line = f"{snapshot.head.state}: {len(snapshot.sessions) - unknown} sessions held, {unknown} unknown"
+    if snapshot.active_limits is None:
+        line += "; waits for a policy: where the coordinator's log says policy_refused, it says why"
     unheard = not_heard(snapshot, db) if snapshot.head.state is LedgerState.RECOVERING else []
     return line + (f"; waits for workers {', '.join(unheard)}" if unheard else "")

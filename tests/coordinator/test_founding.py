@@ -13,10 +13,10 @@ from trio.testing import MockClock
 from coordinator.founding import Founder
 from coordinator.http import not_ready
 from coordinator.ledger.ledger import Ledger
-from coordinator.ledger.record import Alias, Epoch, EpochState
+from coordinator.ledger.record import Alias, Epoch, EpochState, LedgerHead, LedgerState
 from coordinator.ledger.states import SessionState
 from coordinator.policy import decode_policy, encode_policy, load_policy
-from coordinator.rebuild import Rebuilder
+from coordinator.rebuild import Rebuilder, order_rebuild
 from coordinator.remembered import Remembered
 from coordinator.spec import DatabaseSpec, Monitor
 from coordinator.store.api import Put, Txn
@@ -44,8 +44,9 @@ class Start:
     def __init__(self, run_dir: Path, store: MemoryStore, *specs: DatabaseSpec) -> None:
         self.eyes = FakeEyes()
         self.eyes.servers[STANDBY] = Server(replace(BACKEND, in_recovery=True))
-        self.views = Views(store, FLEET, [DB], Remembered(run_dir), ttl_seconds=5.0)
-        self.founder = Founder(store, FLEET, {DB: specs}, self.eyes, now_us=lambda: 0)
+        known = Remembered(run_dir)
+        self.views = Views(store, FLEET, [DB], known, ttl_seconds=5.0)
+        self.founder = Founder(store, FLEET, {DB: specs}, self.eyes, remembered=known, now_us=lambda: 0)
 
     async def run(self) -> View:
         for _ in range(3):
@@ -269,3 +270,50 @@ async def test_what_a_founded_policy_keeps_for_a_failover_depends_on_its_hosts(
     view = await Start(tmp_path, MemoryStore(), spec).run()
     assert view.policy is not None
     assert (view.policy.failover_slots, view.policy.resolved.hosts) == (kept, hosts)
+
+
+def at(generation: int, slots: int) -> str:
+    return policy_text(slots, db=DB).replace("generation: 1", f"generation: {generation}")
+
+
+@pytest.mark.parametrize("loss", ["wiped", "restored"])
+async def test_a_rebuild_keeps_the_policy_that_was_in_force_whatever_the_file_says(
+    tmp_path: Path, clock: MockClock, loss: str
+) -> None:
+    store = MemoryStore()
+    start = Start(tmp_path, store, database(at(1, 3)))
+    await start.run()
+    older = store.keyspace.clone()
+    second = encode_policy(load_policy(at(2, 2))[1])
+    await store.txn(Txn(puts=(Put(KEYS.policy(2), second), Put(KEYS.alias(), Alias(2, previous=1).encode()))))
+    seen = await start.run()
+    assert seen.policy is not None
+    assert seen.policy.server_session_permits == 2
+    if loss == "wiped":
+        store.keyspace.entries.clear()
+    else:
+        store.keyspace = older
+    again = Start(tmp_path, store, database(at(1, 3)))  # of a later life
+    assert (await again.run()).state == "LOST"
+    await order_rebuild(store, FLEET, DB, again.views._access[DB].memory.seen, who="me", evidence="x",
+                        now_us=lambda: 5)
+    view = await again.run()
+    assert view.state == "RECOVERING"
+    assert view.policy is not None
+    assert (view.policy.generation, view.policy.server_session_permits) == (2, 2)
+    assert store.keyspace.entries[KEYS.policy(2)].value == second
+
+
+async def test_a_policy_that_was_published_since_is_not_put_back_by_what_a_host_remembers(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    store = MemoryStore()
+    known = Remembered(tmp_path)
+    known.keep_policy(DB, 1, encode_policy(load_policy(at(1, 3))[1]))
+    start = Start(tmp_path, store, database(at(2, 2)))
+    head = LedgerHead("i", LedgerState.RECOVERING, "t", rebuilt="1-x")
+    second = encode_policy(load_policy(at(2, 2))[1])
+    await store.txn(Txn(puts=(Put(KEYS.ledger(), head.encode()), Put(KEYS.policy(2), second),
+                              Put(KEYS.alias(), Alias(2).encode()))))
+    view = await start.run()
+    assert view.alias == Alias(2)
