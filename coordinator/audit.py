@@ -71,7 +71,8 @@ class Audit:
              "permit": str(each.permit) if each.permit else "", "pid": each.pid}
             for each in self.differences]
         values["attested"] = [
-            {"at_us": each.at_us, "who": each.who, "what": each.what, "evidence": each.evidence}
+            {"at_us": each.at_us, "who": each.who, "what": each.what, "evidence": each.evidence,
+             "outcome": each.outcome}
             for each in self.attested]
         return {**values, "exit_code": self.exit_code}
 

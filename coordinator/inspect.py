@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.admin import NoAdminPermit
 from coordinator.awaiting import Waits, proof_open
-from coordinator.ledger.attestation import Attestation
+from coordinator.ledger.attestation import ORDERED, Attestation
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Applied, Ledger
 from coordinator.ledger.proofs import Look
@@ -32,7 +33,7 @@ from coordinator.session_table import (
     read_table,
     table_path,
 )
-from coordinator.store.api import Store, Txn, absent
+from coordinator.store.api import Put, Store, StoreUnavailable, StoreUnknown, Txn, absent, unchanged
 
 LOST_WITH_HOST = "lost with host"  # in the place of a ticket: its host has no coordinator that could read it
 Activities = Mapping[tuple[str, Permit], Doing]
@@ -229,7 +230,8 @@ async def resolve(
     store: Store, keys: FleetKeys, ledger: Ledger, permits: Sequence[Permit], *, who: str, evidence: str,
     eyes: Eyes | None, now_us: Callable[[], int],
 ) -> list[Resolved]:
-    """Frees permits in SESSION_UNKNOWN on an operator's word, each by CAS, with an `operator/` entry each.
+    """Frees permits in SESSION_UNKNOWN on an operator's word, each by CAS, with an `operator/` entry
+    each, which tells in the end what came of it.
 
     Refused for a permit whose session a look can see. Raises StoreUnavailable, StoreUnknown; NoAdminPermit if
     no look can be made for want of one; ValueError without evidence.
@@ -257,13 +259,20 @@ async def _resolve_one(
     if seen:
         return Resolved(permit, freed=False, why=note)
     what = f"free {permit} of {ledger.keys.database} (owner {held.session.owner}, pid {held.session.pid})"
-    noted = Attestation(who, what, evidence, now_us(), ledger.keys.database).put(keys)
-    await store.txn(Txn((absent(noted.key),), (noted,)))
+    word = Attestation(who, what, evidence, now_us(), ledger.keys.database, ORDERED)
+    noted = word.put(keys)
+    written = await store.txn(Txn((absent(noted.key),), (noted,)))
     outcome = await ledger.apply(Release(
         permit, Proof.ATTESTED, Actor.OPERATOR, observer=who, seen_revision=held.mod_revision))
-    if isinstance(outcome, Applied):
-        return Resolved(permit, freed=True, why=note)
-    return Resolved(permit, freed=False, why=f"{outcome.code}: {outcome.detail or 'it moved meanwhile'}")
+    told = Resolved(permit, freed=True, why=note)
+    if not isinstance(outcome, Applied):
+        told = Resolved(permit, freed=False, why=f"{outcome.code}: {outcome.detail or 'it moved meanwhile'}")
+    if isinstance(outcome, Applied) or outcome.settled:
+        came = replace(word, outcome="freed" if told.freed else f"not freed: {told.why}")
+        with suppress(StoreUnavailable, StoreUnknown):  # then it says that it was ordered, and no more
+            await store.txn(Txn(
+                (unchanged(noted.key, written.revision),), (Put(noted.key, came.encode()),)))
+    return told
 
 
 async def _can_be_seen(session: Session, tag: str, eyes: Eyes | None) -> tuple[bool, str]:

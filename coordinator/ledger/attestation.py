@@ -11,10 +11,15 @@ from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.record import Record, UnknownSchema
 from coordinator.store.api import Entry, Put
 
+ORDERED = "ordered"
+
 
 @dataclass(frozen=True, slots=True)
 class Attestation(Record):
-    """Who forced what, with evidence. `database`: the ledger that it was about; an older entry says none."""
+    """Who forced what, with evidence. `database`: the ledger that it was about; an older entry says none.
+
+    `outcome`: what came of it, where it can fail after it is on record; ORDERED until that is known.
+    """
 
     name: ClassVar[str] = "operator"
 
@@ -23,6 +28,7 @@ class Attestation(Record):
     evidence: str
     at_us: int
     database: str = ""
+    outcome: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def put(self, keys: FleetKeys) -> Put:

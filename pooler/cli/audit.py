@@ -115,7 +115,8 @@ def _tell(found: Audit) -> None:
         print(f"other clients: {others}")
     for each in found.attested[-ATTESTED_SHOWN_MAX:]:
         print(f"by an operator, {clock_time(each.at_us)}: {each.who}: {each.what}"
-              + (f": {each.evidence}" if each.evidence else ""))
+              + (f": {each.evidence}" if each.evidence else "")
+              + (f" ({each.outcome})" if each.outcome else ""))
     for line in found.strange:
         print(f"unreadable: {line}")
     for row in found.unknown:

@@ -117,7 +117,7 @@ async def test_other_peoples_sessions_are_counted_by_role_and_are_no_difference(
 async def test_what_operators_forced_in_this_ledger_is_shown_and_is_no_difference(
     tmp_path: Path, clock: MockClock
 ) -> None:
-    kept = Attestation("root@a", f"free main/0.7 of {DB}", "node off", NOW_US, DB)
+    kept = Attestation("root@a", f"free main/0.7 of {DB}", "node off", NOW_US, DB, "freed")
     other = Attestation("root@a", "freeze other/write", "", NOW_US, "other/write")
     older = Attestation("root@a", f"rebuild {DB}", "restored", NOW_US - 1)
     entries = [Entry(put.key, put.value, 1, 1) for put in (each.put(FLEET) for each in (kept, other, older))]
@@ -127,7 +127,8 @@ async def test_what_operators_forced_in_this_ledger_is_shown_and_is_no_differenc
                            now_us=lambda: NOW_US, attested=attestations_of(entries, DB))
         assert (seen.exit_code, seen.attested) == (0, (kept, older))
         assert seen.as_dict()["attested"][0] == {
-            "at_us": NOW_US, "who": "root@a", "what": f"free main/0.7 of {DB}", "evidence": "node off"}
+            "at_us": NOW_US, "who": "root@a", "what": f"free main/0.7 of {DB}", "evidence": "node off",
+            "outcome": "freed"}
 
 
 async def test_without_eyes_only_etcd_is_judged_and_no_host_is_called_audited(

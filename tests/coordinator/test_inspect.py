@@ -11,7 +11,8 @@ from trio.testing import MockClock
 
 from coordinator.inspect import read_activities, resolve, session_rows, sum_up
 from coordinator.ledger.attestation import Attestation
-from coordinator.ledger.record import Permit
+from coordinator.ledger.proofs import Look
+from coordinator.ledger.record import Permit, Session
 from coordinator.ledger.states import SessionState
 from coordinator.policy import encode_policy, load_policy
 from coordinator.session_table import SessionTable, encode_who
@@ -108,6 +109,36 @@ async def test_an_attestation_frees_and_is_kept_with_its_evidence(
         assert (kept.who, kept.evidence) == ("root@a", "node off")
         assert "main/0.7" in kept.what
         assert not (await free(on, permit, on.eyes))[0]
+
+
+class Slow(FakeEyes):
+    """While it looks, the permit moves."""
+
+    def __init__(self, on: Stage, moved: Session) -> None:
+        super().__init__()
+        self.on, self.moved = on, moved
+
+    async def look(self, address: str, *, fresh: bool = False) -> Look:
+        await self.on.put(KEYS.session(self.moved.kind, self.moved.slot), self.moved.encode())
+        return await super().look(address, fresh=fresh)
+
+
+async def test_the_record_of_a_permit_that_was_to_be_freed_says_what_came_of_it(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on:
+        def outcomes() -> list[str]:
+            return [Attestation.decode(entry.value).outcome for key, entry in on.keyspace.entries.items()
+                    if key.startswith(FLEET.operators())]
+
+        permit = await hold(on, SessionState.UNKNOWN, 0)
+        slow = Slow(on, session(SessionState.OPEN, slot=0, seat=0, request_id="r0"))
+        freed, _ = await free(on, permit, slow)
+        assert not freed
+        assert [each.partition(":")[0] for each in outcomes()] == ["not freed"]
+        await hold(on, SessionState.UNKNOWN, 0)
+        assert (await free(on, permit, None))[0]
+        assert sorted(each.partition(":")[0] for each in outcomes()) == ["freed", "not freed"]
 
 
 async def test_only_unknown_permits_are_resolved_and_only_with_evidence(
