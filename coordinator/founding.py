@@ -78,6 +78,11 @@ class Founder:
         self._said: dict[tuple[str, str], str] = {}
         self._look_again_at = float("-inf")
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why a policy file was last refused, by ledger."""
+        return {db: why for (event, db), why in self._said.items() if event == Event.POLICY_REFUSED}
+
     async def found(self, view: View) -> bool:
         """Creates what `view` lacks; True if something was written.
 

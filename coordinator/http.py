@@ -47,6 +47,7 @@ class Shown(Protocol):
     @property
     def ledgers(self) -> dict[str, Ledger]: ...
     def views_now(self) -> Mapping[str, View]: ...
+    def refused(self) -> Mapping[str, str]: ...
     def figures(self) -> Figures: ...
     async def etcd_health(self) -> Health: ...
     async def sums(self) -> list[dict[str, Any]]: ...
@@ -209,7 +210,7 @@ def make_app(shown: Shown, token: str | None = None) -> Starlette:
         return PlainTextResponse("alive\n")
 
     async def readyz(request: Request) -> Response:
-        problems = not_ready(shown.views_now())
+        problems = not_ready(shown.views_now(), shown.refused())
         lines = [*(problems or ["ready"]), *(await shown.etcd_health()).lines()]
         return PlainTextResponse("\n".join(lines) + "\n", 503 if problems else 200)
 
@@ -253,8 +254,8 @@ def _guarded(page: Page, token: str | None) -> Page:
     return guarded
 
 
-def not_ready(views: Mapping[str, View]) -> list[str]:
-    """One line for each ledger that cannot grant."""
+def not_ready(views: Mapping[str, View], refused: Mapping[str, str] | None = None) -> list[str]:
+    """One line for each ledger that cannot grant. `refused`: why it has no policy, where that is known."""
     problems = []
     for db, view in views.items():
         if not view.reachable:
@@ -266,7 +267,8 @@ def not_ready(views: Mapping[str, View]) -> list[str]:
         elif not view.complete:
             missing = [name for name, value in (("ledger", view.head), ("epoch", view.epoch),
                                                 ("policy", view.policy)) if value is None]
-            problems.append(f"{db}: no {', no '.join(missing)} yet")
+            why = (refused or {}).get(db) if view.policy is None else None
+            problems.append(f"{db}: no {', no '.join(missing)} yet" + (f": {why}" if why else ""))
     return problems
 
 

@@ -187,6 +187,7 @@ class Coordinator:
             "ledgers": {db: {"state": view.state, "reachable": view.reachable,
                              "epoch": view.epoch.number if view.epoch else 0,
                              "no_room": self.room.crowded.get(db, ""),
+                             "no_policy": self.refused().get(db, ""),
                              "backend": undecided.get(db) or self.failover.reasons().get(db, "")}
                         for db, view in self.views.views.items()},
         }
@@ -196,6 +197,11 @@ class Coordinator:
     def views_now(self) -> dict[str, View]:
         """Every ledger as it was last read."""
         return self.views.views
+
+    def refused(self) -> dict[str, str]:
+        """Of each ledger without a policy, why its file was not taken."""
+        views = self.views.views
+        return {db: why for db, why in self.founder.refused.items() if db in views and not views[db].policy}
 
     def figures(self) -> Figures:
         """Numbers of this moment."""

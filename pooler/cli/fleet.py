@@ -12,7 +12,7 @@ from pooler.cli.fence import fence, freeze, thaw
 from pooler.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from coordinator.link import Link
 
@@ -69,7 +69,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     from pooler.cli.out import print_json
 
-    found = _ask(config, lambda link: link.call("status"), STATUS_SECONDS_MAX)
+    found = status_of(config)
     if as_json:
         print_json(found)
     else:
@@ -182,6 +182,11 @@ def _ask(
     return trio.run(asking)
 
 
+def status_of(config: Path | None) -> Any:
+    """What the running fleet's supervisor says of its processes. Raises FleetUnreachable, UsageFault."""
+    return _ask(config, lambda link: link.call("status"), STATUS_SECONDS_MAX)
+
+
 def _print_status(found: dict[str, Any]) -> None:
     from pooler.cli.out import duration, print_table
 
@@ -189,13 +194,20 @@ def _print_status(found: dict[str, Any]) -> None:
     print_table(
         ("PROCESS", "STATE", "PID", "UP", "DEATHS", "LAST EXIT", "CLIENTS", "SAYS"),
         [(row["name"], row["state"], row["pid"], duration(row["uptime_seconds"]), row["deaths"],
-          row["last_exit"], row["figures"].get("clients"), row["text"]) for row in found["processes"]])
+          row["last_exit"], row["figures"].get("clients"), says(row)) for row in found["processes"]])
     if found["unreported_exits"]:
         print(f"{found['unreported_exits']} exits are not yet known to the ledger")
     for change in found["waiting_for_restart"]:
         print(change)
     for line in set_by_console(found["processes"]):
         print(line)
+
+
+def says(row: Mapping[str, Any]) -> str:
+    """What a process said last, and what a coordinator finds wrong with a ledger."""
+    wrong = [f"{db}: {found[what]}" for db, found in sorted((row["figures"].get("ledgers") or {}).items())
+             for what in ("backend", "no_room", "no_policy") if found.get(what)]
+    return "; ".join(filter(None, (row["text"], *wrong)))
 
 
 def set_by_console(processes: list[dict[str, Any]]) -> list[str]:

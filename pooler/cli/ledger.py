@@ -128,15 +128,14 @@ def permit_named(text: str) -> Permit:
 
 async def read_rows(where: Where, name: str) -> tuple[str, list[dict[str, Any]], Any]:
     """(the ledger's name, a row per permit, the sum of them)."""
-    from pooler.cli.reach import reach
+    from pooler.cli.reach import reach, say_lost
 
     async with reach(where) as reached:
         db = reached.db(name)
         ledger = reached.ledger(db)
         snapshot = await ledger.snapshot()
         if ledger.lost:
-            print(f"{db}: this ledger is lost (etcd was wiped or restored): what is shown proves nothing; "
-                  "see pooler ledger rebuild", file=sys.stderr)
+            say_lost(db)
         for each in snapshot.strange:
             print(f"{db}: unreadable: {each}", file=sys.stderr)
         return db, *await rows_of(reached, db, snapshot)

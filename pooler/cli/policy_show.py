@@ -17,6 +17,8 @@ from pooler.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from coordinator.ledger.record import Alias
     from coordinator.policy_values import Value
     from pooler.cli.reach import Where
@@ -43,6 +45,7 @@ def show(
     from pooler.cli.reach import Where
 
     found = trio.run(_read, Where(config, etcd, fleet, prefix), db)
+    found["refused"] = "" if found["active"] else _refused(config, found["database"])
     if as_json:
         print_json(found)
     else:
@@ -55,19 +58,23 @@ async def _read(where: Where, name: str) -> dict[str, Any]:
 
     from coordinator.ledger.notes import GrowthStop
     from coordinator.publishing import read_shadow_counts, read_standing
-    from pooler.cli.reach import reach
+    from pooler.cli.reach import reach, say_lost
 
     async with reach(where) as reached:
         db = reached.db(name)
         keys = reached.keys.db(db)
         standing = await read_standing(reached.store, keys)
         alias = standing.alias
-        snapshot = await reached.ledger(db).snapshot()
+        ledger = reached.ledger(db)
+        snapshot = await ledger.snapshot()
+        if ledger.lost:
+            say_lost(db)
         stops = (await reached.store.read(keys.growth())).entries
         held = Counter(each.session.policy_generation for each in snapshot.sessions)
         shown = dict.fromkeys(each for each in (alias.active, alias.shadow, alias.granting) if each)
         found: dict[str, Any] = {
-            "database": db, **alias_map(alias), "generations": sorted(standing.generations),
+            "database": db, "lost": ledger.lost, **alias_map(alias),
+            "generations": sorted(standing.generations),
             "held": {str(generation): count for generation, count in sorted(held.items())},
             "no_growth": GrowthStop.decode(stops[0].value).why if stops else "",
             "values": {str(each): _values(standing.generations.get(each)) for each in shown},
@@ -76,6 +83,19 @@ async def _read(where: Where, name: str) -> dict[str, Any]:
             counts = asdict(await read_shadow_counts(reached.store, keys, alias.shadow))
             found["shadow_decisions"] = {key: counts[key] for key in ("only_active", "only_shadow", "both")}
         return found
+
+
+def _refused(config: Path | None, db: str) -> str:
+    """Why there is none: no store has it, but a coordinator of the fleet that runs on this host may say."""
+    from pooler.cli.fleet import status_of
+    from pooler.errors import FleetUnreachable, UsageFault
+
+    try:
+        processes = status_of(config)["processes"]
+    except (FleetUnreachable, UsageFault):
+        return ""
+    ledgers = [each["figures"].get("ledgers") or {} for each in processes]
+    return next((why for each in ledgers if (why := each.get(db, {}).get("no_policy"))), "")
 
 
 def alias_map(alias: Alias) -> dict[str, Any]:
@@ -118,6 +138,10 @@ def _tell(found: dict[str, Any]) -> None:
 
     names = ("active", "shadow", "takeover_fraction", "previous", "withdrawn")
     print(f"{found['database']}: {alias_text(Alias(**{name: found[name] for name in names}))}")
+    if found["refused"]:
+        print(f"refused: {found['refused']}")
+    elif not found["active"]:
+        print("why: /readyz of a coordinator says it, and policy_refused in its log")
     print(f"published: {', '.join(map(str, found['generations'])) or 'none'}")
     if found["held"]:
         print("sessions: " + ", ".join(

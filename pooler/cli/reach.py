@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -182,6 +183,12 @@ def spec_of(settings: Settings) -> CoordinatorSpec:
             "start the fleet, or give --etcd and --fleet") from None
     endpoint = f"127.0.0.1:{port}"
     return replace(spec, etcd=replace(spec.etcd, embedded=False, endpoints=(endpoint,)))
+
+
+def say_lost(db: str) -> None:
+    """For commands that only show."""
+    print(f"{db}: this ledger is lost (etcd was wiped or restored): what is shown proves nothing; "
+          "see pooler ledger rebuild", file=sys.stderr, flush=True)
 
 
 def now_us() -> int:

@@ -165,7 +165,8 @@ async def _redraw(reached: Reached, db: str) -> None:
             is_first = False
             shown = cells([dict(row) for row in rows[:ROWS_MAX]])
             table = table_lines(HEAD, shown, WHOLE, terminal_width()) if rows else []
-            live.update(Text("\n".join([f"{db}: {found.line()}", *table, "", *lines])), refresh=True)
+            line = found.line() + ("; this ledger is lost" if reached.ledger(db).lost else "")
+            live.update(Text("\n".join([f"{db}: {line}", *table, "", *lines])), refresh=True)
 
 
 async def _each(reached: Reached, db: str) -> Any:
@@ -176,8 +177,9 @@ async def _each(reached: Reached, db: str) -> Any:
 
     from coordinator.store.api import StoreUnavailable, StoreUnknown
     from pooler.cli.ledger import rows_of
+    from pooler.cli.reach import say_lost
 
-    away = False
+    away = lost = False
     while True:
         try:
             snapshot = await reached.ledger(db).snapshot()
@@ -188,5 +190,8 @@ async def _each(reached: Reached, db: str) -> Any:
             away = True
         else:
             away = False
+            if reached.ledger(db).lost and not lost:
+                say_lost(db)
+            lost = reached.ledger(db).lost
             yield *found, snapshot.alias
         await trio.sleep(LOOK_SECONDS)  # noqa: TID251 - the tables of the workers tell nobody

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pooler.cli.fleet import set_by_console
+from pooler.cli.fleet import says, set_by_console
 from tests.cli.conftest import Pooler
 from tests.supervisor.conftest import SmallFleet
 
@@ -47,11 +47,13 @@ async def test_a_worker_that_is_down_makes_status_exit_1(small_fleet: SmallFleet
 async def test_reload_exits_by_what_became_of_the_config(small_fleet: SmallFleet, pooler: Pooler) -> None:
     await small_fleet.up()
     small_fleet.write(pool={"default_pool_size": 5})
-    assert pooler("fleet", "reload", "-c", small_fleet.config).code == 0
+    warned = "warning: coordinator: the policy differs\n"
+    taken = pooler("fleet", "reload", "-c", small_fleet.config)
+    assert (taken.code, taken.err) == (0, warned)
     small_fleet.write(http={"worker_ports": small_fleet.http + 2})
     waits = pooler("fleet", "reload", "-c", small_fleet.config)
     assert (waits.code, waits.out) == (1, "reloaded\n")
-    assert waits.err == "http changed: it keeps its old value until the fleet is restarted\n"
+    assert waits.err == "http changed: it keeps its old value until the fleet is restarted\n" + warned
 
 
 async def test_a_rolling_restart_tells_its_progress(small_fleet: SmallFleet, pooler: Pooler) -> None:
@@ -83,3 +85,11 @@ def test_what_was_set_on_a_console_is_shown_once_with_the_workers_that_have_it()
     others = [{"name": "coordinator", "figures": {}}, {"name": "worker 2", "figures": {"set": {}}}]
     assert set_by_console([*others, *workers]) == [
         "pool.max_client_conn is 3 by SET on worker 0, worker 1, until the next reload"]
+
+
+def test_a_coordinator_says_what_is_wrong_with_a_ledger() -> None:
+    ledgers = {"o/write": {"backend": "db1:5432 is read-only", "no_room": "", "no_policy": ""},
+               "o/read": {"backend": "", "no_room": "", "no_policy": "the file is for 'x'"}, "old": {}}
+    assert says({"text": "leads", "figures": {"ledgers": ledgers}}) == (
+        "leads; o/read: the file is for 'x'; o/write: db1:5432 is read-only")
+    assert says({"text": "ready", "figures": {}}) == "ready"

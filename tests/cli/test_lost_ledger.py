@@ -16,7 +16,7 @@ from coordinator.remembered import FILE_NAME, Remembered
 from coordinator.spec import CoordinatorSpec
 from coordinator.store.api import Put
 from coordinator.store.memory import Keyspace, MemoryStore
-from pooler.cli import reach
+from pooler.cli import fleet, reach
 from pooler.cli.main import run
 from tests.coordinator.stage import make_spec
 from tests.ledger.ground import KEYS, TAG, epoch, found, session, write
@@ -94,6 +94,29 @@ def test_one_that_is_lost_can_be_shown_and_says_so(
     told = capsys.readouterr()
     assert "main/0.7" in told.out
     assert "lost" in told.err
+
+
+@pytest.mark.parametrize("command", [["policy", "show", DB], ["ledger", "watch", DB, "--for", "0.5s"]])
+def test_so_do_its_policies_and_a_watch(
+    tmp_path: Path, keyspace: Keyspace, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    Remembered(tmp_path).save({DB: Seen("other", 1)})
+    run(command)
+    assert capsys.readouterr().err.count("this ledger is lost") == 1
+    Remembered(tmp_path).save({DB: Seen("first", keyspace.revision)})
+    run(command)
+    assert "lost" not in capsys.readouterr().err
+
+
+def test_why_a_policy_was_refused_is_shown_where_the_fleet_runs(
+    keyspace: Keyspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del keyspace.entries[KEYS.alias()]
+    why = "db1:5432 has room for 4 sessions"
+    status = {"processes": [{"figures": {}}, {"figures": {"ledgers": {DB: {"no_policy": why}}}}]}
+    monkeypatch.setattr(fleet, "status_of", lambda config: status)
+    assert run(["policy", "show", DB]) == 1
+    assert f"refused: {why}" in capsys.readouterr().out
 
 
 def test_a_memory_that_cannot_be_read_is_named(
