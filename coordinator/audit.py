@@ -127,7 +127,8 @@ def _sum_up(
         mine = our_rows(last.after, look, pools, last.claims)
         others = [row for row in look.rows if row.is_client and row not in mine]
         ours[node] = len(mine)
-        elsewhere[node] = sum(map(last.claims.has, others))
+        elsewhere[node] = sum(last.claims.has(row) and not row.application_name.endswith(":reaper")
+                              for row in others)  # the leader's look is no ledger's session
         foreign.update(str(row.user) for row in others if not last.claims.has(row))
     return Audit(
         db=db, differences=differences, not_audited=last.failed, unknown=unknown, held=kinds["main"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.ledger.access import Seen
-from coordinator.remembered import FILE_NAME, MemoryUnreadable, Remembered
+from coordinator.remembered import FILE_NAME, POLICIES_NAME, MemoryUnreadable, Remembered
 
 SEEN = {"shop/write": Seen("abc", 7)}
 
@@ -64,3 +64,22 @@ def test_a_disk_that_refuses_keeps_the_older_file(tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     memory.save({"shop/write": Seen("abc", 9)})
     assert Remembered(tmp_path).seen("shop/write") == Seen("abc", 9)
+
+
+def test_the_policy_that_granted_is_known_to_the_next_life_and_replaces_an_earlier_one(
+    tmp_path: Path
+) -> None:
+    known = Remembered(tmp_path)
+    known.keep_policy("shop/write", 1, b"\x81one")
+    known.keep_policy("other/write", 3, b"three")
+    known.keep_policy("shop/write", 2, b"\xfftwo")
+    again = Remembered(tmp_path)
+    assert (again.policy("shop/write"), again.policy("other/write")) == ((2, b"\xfftwo"), (3, b"three"))
+    assert again.policy("new/write") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"shop/write": 7}', b'{"shop/write": [1]}', b"\xff",
+                                     b'{"shop/write": ["x", "y"]}', b'{"shop/write": [1, "y"]}'])
+def test_a_policy_that_cannot_be_read_is_not_known_and_stops_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / POLICIES_NAME).write_bytes(content)
+    assert Remembered(tmp_path).policy("shop/write") is None

@@ -229,6 +229,7 @@ async def test_the_sessions_of_a_neighbour_that_grants_are_no_difference_and_not
             row(21, 210), row(22, 220, f"pooler:{READ_TAG}:m1.9"), row(23, 230, reaper_name(READ_TAG))]
         seen = await t.audit(DB)
         assert (seen.differences, seen.ours, seen.exit_code) == ((), {BACKEND.address: 0}, 0)
+        assert (seen.elsewhere, seen.foreign) == ({BACKEND.address: 2}, {})  # the leader's look is nobody's
         del t.on.keyspace.entries[KEYS.ledger()]
         await t.on.views.refresh()
         await t.rebuild(DB)
