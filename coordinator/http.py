@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import structlog
@@ -133,13 +134,17 @@ class _Scrape(Collector):
         yield from self._strangers()
 
     def _alerts(self) -> Metric:
-        """The oldest ones: what is wrong with which permit, whose it is."""
+        """The oldest ones: what is wrong with which permit, whose it is. Each once, even while who watches a
+        worker changes: a series that is there twice costs the whole scrape."""
         family = GaugeMetricFamily(
             "pooler_session_alert_age_seconds",
             "Permits that are stuck, leaked or checked out for too long: of this host's workers, and at the "
             "leader of those nobody else watches", labels=("alert", "database", "permit", "owner", "host",
                                                            "pid", "tenant"))
-        for each, age in sorted(self._figures.alerts, key=lambda pair: -pair[1])[:SHOWN_MAX]:
+        one_each: dict[object, tuple[Alert, float]] = {}
+        for pair in sorted(self._figures.alerts, key=itemgetter(1), reverse=True):
+            one_each.setdefault(pair[0].key, pair)
+        for each, age in list(one_each.values())[:SHOWN_MAX]:
             family.add_metric((str(each.what), each.db, str(each.permit), each.owner, each.host,
                                str(each.pid), each.tenant), age)
         return family
