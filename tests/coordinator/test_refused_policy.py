@@ -9,7 +9,8 @@ import pytest
 from coordinator.http import not_ready
 from coordinator.store.memory import MemoryStore
 from tests.coordinator.parts import policy_text
-from tests.coordinator.test_founding import DB, Start, database
+from tests.coordinator.stage import DB
+from tests.coordinator.test_founding import Start, database
 
 
 @pytest.mark.parametrize(("policy", "why"), [
