@@ -96,6 +96,9 @@ class Recovering:
                     trio.TooSlowError, ValueError) as why:
                 left += 1
                 self._say(local, str(why) or type(why).__name__)
+            except (KeyError, TypeError) as fault:  # it may be of another version
+                left += 1
+                self._say(local, f"its answer: {fault!r}")
         return left
 
     async def _recover_worker(self, local: Local, db: str, head: LedgerHead) -> None:
