@@ -59,11 +59,11 @@ def plan(
     Exits 1 if something takes more than there is.
 
     \b
-    Examples:
-      pooler plan --against postgresql://app@db1/orders --margin 8
-      pooler plan --max-connections 100 --reserved 5 --other-clients 24 --margin 8 --replicas 6 --surge 2
-          --pool-size 8 --overflow 2
-      pooler plan --measured test.yaml --forecast 1600 --growth 1.25
+    Example: pooler plan --against postgresql://app@db1/orders --margin 8
+
+    Example: pooler plan --max-connections 100 --other-clients 24 --margin 8 --replicas 6 --surge 2
+
+    Example: pooler plan --measured test.yaml --forecast 1600 --growth 1.25
     """
     from pooler.capacity import LocalPools
     from pooler.cli.out import print_json

@@ -164,4 +164,4 @@ def test_wrong_usage_is_told(pooler: Pooler, words: tuple[str, ...], said: str) 
 
 def test_each_example_of_the_help_has_a_line_of_its_own(pooler: Pooler) -> None:
     shown = pooler("plan", "--help").out.splitlines()
-    assert sum(line.startswith("    pooler plan ") for line in shown) == 3
+    assert sum("Example: pooler plan " in line for line in shown) == 3

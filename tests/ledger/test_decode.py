@@ -30,9 +30,10 @@ ARGUMENTS: dict[str, Any] = {"kind": Kind.MAIN, "host": "h", "dbname": "d", "use
 def keys_of(keys: FleetKeys | DbKeys) -> dict[str, str]:
     """Every key and prefix that these spell, by the method's name."""
     spelt: dict[str, str] = {}
-    for name, method in inspect.getmembers(keys, inspect.ismethod):
-        parameters = inspect.signature(method).parameters
-        if name not in ("db", "under") and not name.startswith("_"):
+    named = [name for name in dir(keys) if not name.startswith("_") and name not in ("db", "under")]
+    for name, method in ((name, getattr(keys, name)) for name in named):
+        if inspect.ismethod(method):
+            parameters = inspect.signature(method).parameters
             spelt[name] = method(*(ARGUMENTS.get(each, 1 if "int" in str(of.annotation) else "x")
                                    for each, of in parameters.items()))
     return spelt
