@@ -30,7 +30,8 @@ from tests.support.watching import stays, watch_of
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd]
 
 QUOTA_BYTES = 8 << 20
-TOLD = ("database space exceeded", "etcd takes no reservation", "others wait already")  # whom no session of its worker was free for
+# whom no session of its worker was free for
+TOLD = ("database space exceeded", "etcd takes no reservation", "others wait already")
 LEASES_SECONDS = 12.0  # more than two leases
 
 
