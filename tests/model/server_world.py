@@ -76,8 +76,11 @@ class Servers:
                 self._step(process)
 
     def restart(self, address: str, *, orderly: bool = True) -> None:
-        """Every process of the node ends; what is on the wire may still arrive."""
-        for process in [each for each in self.processes if each.address == address and each.stage in ALIVE]:
+        """Every process of the node ends; what is on the wire may still arrive. Not where it was off and
+        nobody holds the client's end: neither side's kernel has that connection then."""
+        for process in [each for each in self.processes if each.address == address]:
+            if process.stage == "in flight" and (orderly or process.socket):
+                continue
             process.reset = not orderly
             self._end(process)
         node = self.nodes[address]
