@@ -62,8 +62,10 @@ class Moving:
         self._remember = remember
 
     async def round(self, waiting: Sequence[Move]) -> None:
-        """One transaction for all that can share it; of one permit, one move."""
+        """One transaction for all that can share it; of one permit, one move, and of one key (two permits of
+        one seat would be a fault of ours, but none for all the others to end by)."""
         planned: dict[Permit, _Planned] = {}
+        touched: set[str] = set()
         for move in waiting:
             permit = move.command.permit
             if permit in planned or move.answered:
@@ -71,8 +73,9 @@ class Moving:
             plan = self._plan(move)
             if plan is None:
                 move.alone = True
-            else:
+            elif touched.isdisjoint(written := _written(plan.write.txn)):
                 planned[permit] = plan
+                touched |= written
         txns = [each.write.txn for each in planned.values()]
         together = tuple(planned.values())[:fit_together(txns, MOVES_MAX)]
         if together:
@@ -106,6 +109,10 @@ class Moving:
 def may_share(command: Command) -> bool:
     """Whether it is a worker's own word on its own permit, and not a reaper's on what it saw."""
     return not isinstance(command, Release) or (command.actor is Actor.OWNER and not command.seen_revision)
+
+
+def _written(txn: Txn) -> set[str]:
+    return {put.key for put in txn.puts} | set(txn.deletes)
 
 
 def _read(txn: Txn, outcome: Lost, key: str) -> Sequence[Entry]:
