@@ -107,6 +107,6 @@ def test_clients_are_served_on_nobody_grows_and_what_ends_is_given_back(
                 connection.execute("select 1")
                 connection.commit()
             wait_until(lambda: has_all(fleet), "the fleet has all its permits in use", 60)
-    assert load.faults == []
-    assert [fault for fault in wish.faults if not any(why in fault for why in TOLD)] == []
+    faults = [*load.faults, *wish.faults]  # who has few sessions on its worker may wait out its time
+    assert [fault for fault in faults if not any(why in fault for why in TOLD)] == []
     wait_until(lambda: audit_is_clean(fleet), "the audit is clean", 40)
