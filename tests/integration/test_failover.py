@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from pooler.demo.etcd import Etcd
 from pooler.demo.postgres import Server
 from tests.support.fleet import MakeFleet, RunningFleet
+from tests.support.load import Clients
 from tests.support.postgres import Database, MakeServer, make_database
 from tests.support.wait import wait_until
 
@@ -30,45 +31,26 @@ MORE = {"pool": {"query_wait_timeout": "60s"}, "etcd": {"lease_ttl": "2s"},
 LOST = {"08006", "08007", "57P01"}  # the last is the old primary's own word, while it could
 
 
-@dataclass
-class Load:
-    """Clients that write a token in each transaction, on connections they keep. `acknowledged` by server."""
+class Writers(Clients):
+    """They write a token in each transaction, on connections they keep: `acknowledged`, in their order."""
 
-    dsn: str
-    clients: int = 12
-    acknowledged: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-    reconnects: int = 0
+    def __init__(self, dsn: str, count: int = 12) -> None:
+        super().__init__(dsn, count)
+        self.acknowledged: list[str] = []
 
-    def __post_init__(self) -> None:
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(each,)) for each in range(self.clients)]
-
-    def _work(self, number: int) -> None:
+    def work(self, number: int) -> None:
         count = 0
-        while not self._over.is_set():
+        while not self.over.is_set():
             try:
                 with psycopg.connect(self.dsn, autocommit=True) as connection:
-                    while not self._over.is_set():
+                    while not self.over.is_set():
                         count += 1
                         token = f"{number}-{count}"
                         connection.execute("insert into tokens values (%s)", (token,))
                         self.acknowledged.append(token)
-                        self._over.wait(0.02)
+                        self.over.wait(0.02)
             except psycopg.Error as fault:
                 self.faults.append(fault.sqlstate or str(fault))
-                self.reconnects += 1
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            for thread in self._threads:
-                thread.join()
 
 
 @dataclass
@@ -153,7 +135,7 @@ def test_clients_are_carried_over_when_a_standby_is_promoted_in_the_place_of_a_p
 ) -> None:
     pair = make_pair()
     fleet = make_fleet(pair.database, etcd, permits=PERMITS, hosts=pair.hosts, more=MORE)
-    load, user = Load(fleet.dsn()), pair.database.user
+    load, user = Writers(fleet.dsn()), pair.database.user
     with psycopg.connect(fleet.dsn(), autocommit=True) as idle, load.running():
         idle.execute("select 1")
         wait_until(lambda: len(load.acknowledged) > 100, "the load runs", 30)
@@ -190,7 +172,7 @@ def test_a_primary_that_falls_silent_is_left_and_its_sessions_keep_their_permits
     pair = make_pair()
     fleet = make_fleet(pair.database, etcd, permits=PERMITS, hosts=pair.hosts, more=MORE,
                        policy={"failoverPermits": PERMITS // 2})
-    load, user = Load(fleet.dsn()), pair.database.user  # more than there are sessions
+    load, user = Writers(fleet.dsn()), pair.database.user  # more than there are sessions
     with load.running():
         wait_until(lambda: len(load.acknowledged) > 100, "the load runs", 30)
         signal_all(pair.primary, signal.SIGSTOP)
@@ -220,7 +202,7 @@ def test_a_node_that_is_confirmed_off_gives_its_permits_back_without_coming_back
     fence = f'echo "$POOLER_FENCE_ADDRESS" >> {ran}'  # what is stopped for good is as good as off
     fleet = make_fleet(pair.database, etcd, permits=PERMITS, hosts=pair.hosts,
                        more={**MORE, "failover": {"drain_timeout": "2s", "fence_command": fence}})
-    load = Load(fleet.dsn(), PERMITS // 2)
+    load = Writers(fleet.dsn(), PERMITS // 2)
     with load.running():
         wait_until(lambda: len(load.acknowledged) > 100, "the load runs", 30)
         signal_all(pair.primary, signal.SIGSTOP)

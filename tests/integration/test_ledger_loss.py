@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from pooler.demo.etcd import Etcd
 from pooler.demo.fleet import http_get
 from tests.support.etcd import MakeEtcd
 from tests.support.fleet import MakeFleet, RunningFleet
+from tests.support.load import Load
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -27,38 +26,6 @@ PERMITS = 8
 HOLDERS = 3  # clients inside a transaction all the time
 LOADERS = 2
 MORE = {"pool": {"query_wait_timeout": "15s", "server_idle_timeout": "1h"}}
-
-
-class Load:
-    """Clients that work without a pause on connections they never replace."""
-
-    def __init__(self, fleet: RunningFleet, count: int, statement: str = "select 1") -> None:
-        self._statement = statement
-        self.faults: list[str] = []
-        self.done = 0
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(fleet.dsn(),)) for _ in range(count)]
-
-    def _work(self, dsn: str) -> None:
-        try:
-            with psycopg.connect(dsn, autocommit=True) as connection:
-                while not self._over.is_set():
-                    connection.execute(self._statement)
-                    self.done += 1
-                    self._over.wait(0.01)
-        except psycopg.Error as fault:
-            self.faults.append(str(fault))
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            for thread in self._threads:
-                thread.join()
 
 
 def etcdctl(etcd: Etcd, *words: str) -> None:
@@ -129,21 +96,20 @@ def test_clients_are_served_on_nobody_grows_and_a_rebuild_brings_the_ledger_back
 ) -> None:
     etcd, snapshot = make_etcd(), tmp_path / "snapshot"
     fleet = make_fleet(postgres_newest, etcd, permits=PERMITS, workers=2, more=MORE)
-    load, wish = Load(fleet, LOADERS), Load(fleet, 2 * PERMITS, "select pg_sleep(0.2)")
+    load, wish = Load(fleet.dsn(), LOADERS), Load(fleet.dsn(), 2 * PERMITS, "select pg_sleep(0.2)")
     with ExitStack() as stack:
         first = held(fleet, stack)
         etcdctl(etcd, "snapshot", "save", str(snapshot))
         holders = [first, *(held(fleet, stack) for _ in range(HOLDERS - 1))]
         stack.enter_context(load.running())
-        wait_until(lambda: load.done > 100, "the load runs", 20)
+        load.goes_on()
         before = server_pids(fleet)
         assert len(before) < PERMITS
         LOSSES[loss](etcd, snapshot)
         wait_until(lambda: logged(fleet, "ledger_lost"), "it is told", 20)
         wait_until(lambda: lost_by_metric(fleet) == 1, "the metric that pages says so", 10)
 
-        lost_at = load.done
-        wait_until(lambda: load.done > lost_at + 100, "the load goes on", 20)
+        load.goes_on()
         with wish.running():  # many more than there are sessions
             wait_until(lambda: wish.done > 3 * PERMITS, "all take their turns", 30)
             assert server_pids(fleet) <= before, "somebody grew"

@@ -23,7 +23,7 @@ from coordinator.store.api import Put, Store, Txn
 from coordinator.store.etcd import open_etcd
 from pooler.demo.etcd import Etcd
 from pooler.demo.fleet import http_get
-from tests.integration.test_shrink import Load, audit_is_clean, server_pids
+from tests.integration.test_shrink import audit_is_clean, server_pids, working
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
@@ -153,7 +153,7 @@ def start(
 @pytest.mark.timeout(240)
 def test_publish_promote_and_roll_back_under_clients_that_never_stop(start: Callable[..., Ground]) -> None:
     on = start()
-    db, load, since = on.fleet.database.dbname, Load(on.fleet, CLIENTS), on.revision()
+    db, load, since = on.fleet.database.dbname, working(on.fleet, CLIENTS), on.revision()
     with load.running(), on.counted():
         load.goes_on()
         assert "(max_connections " in on.publish(9, 50_000, code=1)  # the server has no room for it
@@ -188,7 +188,7 @@ def test_publish_promote_and_roll_back_under_clients_that_never_stop(start: Call
 @pytest.mark.timeout(240)
 def test_a_takeover_of_reads_and_its_end_under_clients_that_never_stop(start: Callable[..., Ground]) -> None:
     on = start("read")
-    db, load, since = on.fleet.database.dbname, Load(on.fleet, CLIENTS), on.revision()
+    db, load, since = on.fleet.database.dbname, working(on.fleet, CLIENTS), on.revision()
     with load.running(), on.counted():
         load.goes_on()
         on.publish(2, LARGE)

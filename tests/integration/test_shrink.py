@@ -6,11 +6,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from threading import Event, Thread
 from typing import Any
 
 import msgpack
@@ -25,6 +24,7 @@ from coordinator.store.api import Change, Put, Store, Txn, Won, unchanged
 from coordinator.store.etcd import open_etcd
 from pooler.demo.etcd import Etcd
 from tests.support.fleet import MakeFleet, RunningFleet
+from tests.support.load import Load
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
 
@@ -97,39 +97,9 @@ class Policy:
         return trio.run(ask)
 
 
-class Load:
-    """Clients that work without a pause on connections they never replace."""
-
-    def __init__(self, fleet: RunningFleet, count: int) -> None:
-        self.faults: list[str] = []
-        self.done = 0
-        self._over = Event()
-        self._threads = [Thread(target=self._work, args=(fleet.dsn(),)) for _ in range(count)]
-
-    def _work(self, dsn: str) -> None:
-        try:
-            with psycopg.connect(dsn) as connection:
-                while not self._over.is_set():
-                    connection.execute("select pg_sleep(0.02)")
-                    connection.commit()
-                    self.done += 1
-        except psycopg.Error as fault:
-            self.faults.append(str(fault))
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            for thread in self._threads:
-                thread.join()
-
-    def goes_on(self) -> None:
-        before = self.done
-        wait_until(lambda: self.done > before + 100, "the load goes on", 30)
+def working(fleet: RunningFleet, clients: int) -> Load:
+    """Clients that are in a transaction nearly all the time."""
+    return Load(fleet.dsn(), clients, "select pg_sleep(0.02)", in_blocks=True, pause_seconds=0)
 
 
 @pytest.fixture
@@ -250,7 +220,7 @@ def test_under_constant_traffic_the_rest_goes_as_it_falls_idle_and_it_grows_agai
     start: Callable[[], tuple[RunningFleet, Policy]]
 ) -> None:
     fleet, policy = start()
-    load = Load(fleet, CLIENTS)
+    load = working(fleet, CLIENTS)
     with load.running():
         wait_until(lambda: len(policy.sessions()) == PERMITS, "every permit is in use", 30)
         since = policy.shrink(4)
@@ -276,7 +246,7 @@ def test_who_is_killed_in_the_middle_of_it_leaves_nothing_behind(
     start: Callable[[], tuple[RunningFleet, Policy]], killed: str
 ) -> None:
     fleet, policy = start()
-    load = Load(fleet, CLIENTS)
+    load = working(fleet, CLIENTS)
     with load.running():
         wait_until(lambda: is_full(policy.sessions()), "every permit is in use", 30)
         low = [pid for slot, pid in policy.sessions().items() if slot < 2]

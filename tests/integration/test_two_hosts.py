@@ -6,10 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +21,7 @@ from pooler.demo.postgres import Limits, Server
 from pooler.demo.process import free_ports, started_at
 from pooler.demo.serverlog import overlap_max, refusals_from_log, sessions_from_log
 from tests.support.fleet import MakeFleet, RunningFleet
+from tests.support.load import Clients
 from tests.support.postgres import Database, MakeServer, make_database
 from tests.support.wait import wait_until
 
@@ -83,30 +82,17 @@ def hosts(make_fleet: MakeFleet, make_server: MakeServer, etcd: Etcd, etcd_prefi
     return Hosts(fleets, watch, server)
 
 
-class Load:
+class Returning(Clients):
     """Clients of one host that work without a pause; those whose host is killed come again."""
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._work) for _ in range(CLIENTS)]
+        super().__init__(dsn, CLIENTS)
         self.done = 0
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        for each in self._threads:
-            each.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            for each in self._threads:
-                each.join()
-
-    def _work(self) -> None:
-        while not self._over.wait(0.05):
-            with suppress(psycopg.Error), psycopg.connect(self._dsn, autocommit=True) as connection:
-                while not self._over.is_set():
+    def work(self, number: int) -> None:
+        while not self.over.wait(0.05):
+            with suppress(psycopg.Error), psycopg.connect(self.dsn, autocommit=True) as connection:
+                while not self.over.is_set():
                     connection.execute("select pg_sleep(0.002)")
                     self.done += 1
 
@@ -135,7 +121,7 @@ def proofs(fleet: RunningFleet) -> Counter[str]:
 def test_the_budget_holds_over_both_and_a_dead_hosts_permits_come_back_by_the_other(
     hosts: Hosts, dead: str, alive: str
 ) -> None:
-    loads = {name: Load(hosts.dsn(name)) for name in ADDRESSES}
+    loads = {name: Returning(hosts.dsn(name)) for name in ADDRESSES}
     with ExitStack() as stack:
         stack.enter_context(psycopg.connect(hosts.server.dsn()))  # in the place of the admin reserve
         stack.enter_context(loads[dead].running())

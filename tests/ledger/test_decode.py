@@ -22,6 +22,7 @@ from coordinator.store.api import Put, Txn
 from coordinator.store.etcd import open_etcd
 from pooler.demo.etcd import Etcd
 from tests.ledger.ground import KEYS, NOW_US, ask, found, register, session
+from tests.support.need import missing
 
 PAGE = Path(__file__).parents[2] / "docs" / "etcd-layout.md"
 ARGUMENTS: dict[str, Any] = {"kind": Kind.MAIN, "host": "h", "dbname": "d", "user": "u"}
@@ -101,7 +102,7 @@ def test_a_reader_that_has_enough_is_no_fault() -> None:
 async def test_the_command_of_the_page_reads_a_real_ledger(etcd: Etcd, etcd_prefix: str) -> None:
     etcdctl = shutil.which("etcdctl")
     if etcdctl is None:
-        pytest.skip("no etcdctl")
+        missing("the page's command needs etcdctl")
     fleet = FleetKeys(etcd_prefix, "test")
     there, keyspace = fleet.db("orders/write"), found()
     register(keyspace, "A")
