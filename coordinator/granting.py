@@ -34,6 +34,7 @@ from coordinator.waiting import (
     Queue,
     Round,
     Waiter,
+    choose_idle,
     choose_shed,
 )
 
@@ -70,6 +71,7 @@ class _Line:
         self.asks = Asks()
         self.full: dict[tuple[Pool, int], tuple[Code, int]] = {}  # with the generation that found none
         self.tried_at = 0
+        self.idle_turn = 0  # whom to ask next for an idle session
         self.doubtful = False  # an answer is missing: room may have been made or taken by it
         self.turns: dict[Waiter, _Turn] = {}
         self.stirred = trio.Event()
@@ -224,24 +226,47 @@ class Granting:
             return
         chosen = choose_shed(waiter, self._registry.holdings(), line.asks.by_holder(), linked,
                              line.asks.coming(waiter.holding))
-        link = self._registry.workers[chosen.boot_id].link if chosen is not None else None
-        if chosen is None or link is None:
-            return
-        pool = chosen.pool
+        if chosen is None:
+            self._ask_for_idle(line, waiter)
+        elif self._ask("shed", chosen):
+            line.asks.add(chosen, waiter, now)
+
+    def _look_for_idle(self, line: _Line) -> None:
+        """For the first who waits and for whom nobody was asked."""
+        line.asks.keep(self._registry.linked(), trio.current_time())
+        waiter = next(iter(line.queue), None)
+        if waiter is not None and waiter.reason in NO_ROOM and not line.asks.waits(waiter):
+            self._ask_for_idle(line, waiter)
+
+    def _ask_for_idle(self, line: _Line, waiter: Waiter) -> None:
+        """Asks the next worker for a session that nobody uses there. It need not have one."""
+        chosen = choose_idle(
+            waiter, self._registry.holdings(), self._registry.linked(), line.idle_turn)
+        line.idle_turn += 1
+        if chosen is not None:
+            self._ask("spare", chosen)
+
+    def _ask(self, op: str, holding: Holding) -> bool:
+        """Whether it was asked to shed, or to spare, one session."""
+        link, pool = self._registry.workers[holding.boot_id].link, holding.pool
+        if link is None:
+            return False
         try:
-            link.notify("shed", db=pool.db, pool=pool.name, user=pool.user, count=1)
+            link.notify(op, db=pool.db, pool=pool.name, user=pool.user, count=1)
         except LinkLost:
-            return  # it does not read: its link ends by itself
-        line.asks.add(chosen, waiter, now)
-        _log.debug(Event.SHED_ASKED, database=pool.db, worker=chosen.boot_id, user=pool.user)
+            return False  # it does not read: its link ends by itself
+        _log.debug(Event.SHED_ASKED, database=pool.db, worker=holding.boot_id, user=pool.user, op=op)
+        return True
 
     async def _pump(self, db: str) -> None:
         """A round whenever something may have changed."""
         line = self._lines[db]
         while True:
             await line.occupied.wait()
-            with trio.move_on_after(TICK_SECONDS):
+            with trio.move_on_after(TICK_SECONDS) as tick:
                 await line.stirred.wait()
+            if tick.cancelled_caught:
+                self._look_for_idle(line)
             if self._may_be_granted(line, db):
                 await self._round(line, db)
 

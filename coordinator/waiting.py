@@ -3,7 +3,8 @@
 Pure. Waiters of one ledger are served first come, first served; a waiter that lacks a seat of its own pool
 does not hold up the other pools. Room is made by asking one worker to shed one session as it falls idle:
 only one that would still have at least as many as the asker then has, so that it cannot go back and forth.
-An asker that has none gets somebody's only one, or it would wait until that idles for its full time.
+An asker that has none gets somebody's only one, or it would wait until that idles for its full time. Where
+nobody has more than the asker, one worker after the other is asked for a session that nobody uses there.
 """
 
 from __future__ import annotations
@@ -168,3 +169,17 @@ def choose_shed(
     if waiter.reason is Code.SEATS_FULL:
         candidates = own_pool
     return max(own_pool or candidates, key=lambda each: (surplus(each), each.boot_id), default=None)
+
+
+def choose_idle(
+    waiter: Waiter, held: Mapping[Holding, int], reachable: frozenset[str], turn: int
+) -> Holding | None:
+    """Which worker's pool to ask for a session that is idle there, or None: each in its `turn`, the pool's
+    own sessions before those of others. It gives none that it may need itself."""
+    others = sorted(
+        (holding for holding in held
+         if holding.boot_id in reachable and holding.pool.db == waiter.pool.db and holding != waiter.holding
+         and holding.pool.kind is waiter.pool.kind is Kind.MAIN
+         and (holding.pool == waiter.pool or waiter.reason is not Code.SEATS_FULL)),
+        key=lambda each: (each.pool != waiter.pool, each.boot_id, each.pool.name, each.pool.user))
+    return others[turn % len(others)] if others else None

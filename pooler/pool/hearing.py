@@ -44,8 +44,8 @@ class Hearing:
     def handlers(self) -> Mapping[str, Handler]:
         """What the coordinator may call."""
         return {"ledger": self._on_ledger, "permit_unknown": self._on_unknown, "permit_gone": self._on_gone,
-                "shed": self._on_shed, "retire": self._on_retire, "cancel": self._on_cancel,
-                "show": self._on_show, "command": self._on_command,
+                "shed": self._on_shed, "spare": self._on_spare, "retire": self._on_retire,
+                "cancel": self._on_cancel, "show": self._on_show, "command": self._on_command,
                 **recovering.handlers(self._holdings, self._holder, self._ledgers)}
 
     def heard(self, answer: Args) -> None:
@@ -129,6 +129,9 @@ class Hearing:
 
     async def _on_shed(self, args: Args) -> None:
         self._holder.shed(args["db"], args["pool"], args["user"], args["count"])
+
+    async def _on_spare(self, args: Args) -> None:
+        self._holder.spare(args["db"], args["pool"], args["user"], args["count"])
 
     async def _on_cancel(self, args: Args) -> Args:
         await self._holder.cancel(args["key"])

@@ -52,6 +52,9 @@ class Holder(Protocol):
     def shed(self, db: str, pool: str, user: str, count: int) -> None:
         """Another worker waits: close so many sessions of the pool as they fall idle."""
 
+    def spare(self, db: str, pool: str, user: str, count: int) -> None:
+        """Another worker waits: close up to so many that nobody here has needed for a while."""
+
     def ledger_changed(self, view: LedgerView) -> None:
         """A ledger's epoch, policy or reachability changed (a lost link makes it unreachable)."""
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
 
 OPENING_MAX = 2  # connects in flight of one pool of one worker
+SPARE_SECONDS = 0.5  # what was idle for so long can be spared for another worker
 CLOSE_TIMEOUT_SECONDS = 5.0
 LIFETIME_JITTER = 0.2
 IDLE = 0x49
@@ -290,6 +291,14 @@ class Pool:
         for server in taken:
             self.retire(server, reason)
         return len(taken)
+
+    def spare(self, count: int) -> int:
+        """Close up to `count` sessions that nobody has needed for a while, and nobody waits for; how many."""
+        core, idle_before = self.core, monotonic() - SPARE_SECONDS
+        if core.waiting:
+            return 0
+        unused = sum(each.idle_since <= idle_before and not each.promised for each in core.idle)
+        return self.close_idle("another worker waits, and nobody here uses it", min(count, unused))
 
     def shed(self, count: int, reason: str = "another worker waits for its permit") -> int:
         """Give up to `count` sessions up as they fall idle; how many."""

@@ -99,6 +99,11 @@ class WorkerHolder:
         if client is not None:
             client.break_off("57P01", "the permit of this replication connection is gone")
 
+    def spare(self, db: str, pool: str, user: str, count: int) -> None:
+        """Another worker waits: close up to so many that nobody here has needed for a while."""
+        for each in self._registry.by_seat(db, pool, user):
+            count -= each.spare(count)
+
     def shed(self, db: str, pool: str, user: str, count: int) -> None:
         """Another worker waits: close so many sessions of the pool as they fall idle."""
         for each in self._registry.by_seat(db, pool, user):

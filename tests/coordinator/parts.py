@@ -170,8 +170,8 @@ class Worker:
     @asynccontextmanager
     async def linked(self, stream: trio.abc.Stream) -> AsyncIterator[Worker]:
         """Linked over `stream` within the block."""
-        ops = ("ledger", "permit_unknown", "permit_gone", "shed", "cancel", "show", "command", "recover",
-               "moved", "retire")
+        ops = ("ledger", "permit_unknown", "permit_gone", "shed", "spare", "cancel", "show", "command",
+               "recover", "moved", "retire")
         self.link = Link(stream, {op: self._handler(op) for op in ops})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.link.run)

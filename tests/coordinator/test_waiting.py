@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from coordinator.ledger.rules import Code
-from coordinator.waiting import Asks, Holding, Pool, Queue, Round, Waiter, choose_shed
+from coordinator.waiting import Asks, Holding, Pool, Queue, Round, Waiter, choose_idle, choose_shed
 
 POOL, OTHER = Pool("db", "shop", "app"), Pool("db", "shop", "batch")
 LIVE = frozenset({"w0", "w1", "w2"})
@@ -44,6 +44,16 @@ def test_who_has_nothing_gets_the_only_session_of_another() -> None:
         assert choose_shed(waiter(pool=asker), held, Counter(), LIVE) == Holding("w1", holder)
         assert choose_shed(waiter(pool=asker), held, Counter(held), LIVE) is None
         assert choose_shed(waiter(pool=asker), held, Counter(), LIVE, coming=1) is None
+
+
+def test_for_an_idle_session_each_other_worker_is_asked_in_its_turn_the_own_pool_first() -> None:
+    held = {Holding("w0", POOL): 2, Holding("w1", OTHER): 9, Holding("w1", POOL): 1, Holding("w2", POOL): 3,
+            Holding("dead", POOL): 5}
+    asked = [choose_idle(waiter(), held, LIVE, turn) for turn in range(4)]
+    assert asked == [Holding("w1", POOL), Holding("w2", POOL), Holding("w1", OTHER), Holding("w1", POOL)]
+    own = {choose_idle(waiter(reason=Code.SEATS_FULL), held, LIVE, turn) for turn in range(4)}
+    assert own == {Holding("w1", POOL), Holding("w2", POOL)}
+    assert choose_idle(waiter(), {Holding("w0", POOL): 2}, LIVE, 0) is None
 
 
 def test_what_was_asked_for_already_counts_as_given() -> None:

@@ -205,6 +205,29 @@ async def test_the_worker_with_the_most_sessions_is_asked_once_to_shed_one(
         assert len(poor.permits) == 1
 
 
+async def test_where_nobody_has_more_the_others_are_asked_at_once_and_each_second_for_an_idle_session(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with stage(tmp_path, slots=4) as on, on.worker("A") as one, on.worker("B") as other:
+        for worker in (one, other):
+            held = [await opened(worker, pid) for pid in (1, 2)]
+        before = on.store.asked
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: reserve(one, 60))
+            await other.until(lambda w: w.told_of("spare") != [])
+            assert trio.current_time() < 1
+            with trio.move_on_after(5.5):
+                await trio.sleep_forever()
+            asked = other.told_of("spare")
+            assert asked == [{"db": DB, "pool": "app", "user": "app", "count": 1}] * len(asked)
+            assert 6 <= len(asked) <= 9  # at once, at each tick, and whenever it may try
+            assert (one.told_of("spare"), other.told_of("shed")) == ([], [])
+            await other.call("closing", db=DB, permit=held[0])
+            await other.release(held[0], "eof", db=DB)
+        assert len(one.permits) == 3
+        assert on.store.asked > before
+
+
 async def test_while_the_epoch_drains_askers_wait_and_the_next_epoch_serves_them(
     tmp_path: Path, clock: MockClock
 ) -> None:

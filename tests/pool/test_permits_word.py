@@ -194,6 +194,8 @@ async def test_the_coordinator_s_requests_reach_the_worker(tmp_path: Path, autoj
         link = w.coordinator.links[-1]
         await tell(w, "shed", pool="orders", user="app", count=2)
         assert w.holder.shed_for == [(DB, "orders", "app", 2)]
+        await tell(w, "spare", pool="orders", user="app", count=1)
+        assert w.holder.spared_for == [(DB, "orders", "app", 1)]
         assert await link.call("cancel", key=b"12345678") == {}
         assert await link.call("show", what="pools") == {"rows": [["pools", 1]]}
         assert await link.call("command", name="pause", args={}) == {"notices": []}

@@ -111,6 +111,20 @@ async def test_sessions_that_nobody_was_told_of_are_shed_first(monkeypatch: pyte
         assert run.pool.core.idle == [first]
 
 
+async def test_only_what_nobody_needs_is_spared_for_another_worker(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running(monkeypatch, size=2) as run:
+        in_session_pooling(run)
+        promised, unused = await told(run), await told(run)
+        run.pool.core.break_promise(unused)
+        assert run.pool.spare(2) == 0, "it was needed a moment ago"
+        for each in run.pool.core.idle:
+            each.idle_since -= 1
+        assert run.pool.spare(2) == 1
+        assert run.pool.core.idle == [promised]
+
+
 async def test_many_logins_at_once_open_no_more_than_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,6 +30,7 @@ class FakeHolder:
     closed: list[Permit] = field(default_factory=list)
     terminated: list[Permit] = field(default_factory=list)
     shed_for: list[tuple[str, str, str, int]] = field(default_factory=list)
+    spared_for: list[tuple[str, str, str, int]] = field(default_factory=list)
     views: list[LedgerView] = field(default_factory=list)
     cancelled: list[bytes] = field(default_factory=list)
     open: list[Living] = field(default_factory=list)
@@ -66,6 +67,9 @@ class FakeHolder:
 
     def shed(self, db: str, pool: str, user: str, count: int) -> None:
         self.shed_for.append((db, pool, user, count))
+
+    def spare(self, db: str, pool: str, user: str, count: int) -> None:
+        self.spared_for.append((db, pool, user, count))
 
     def ledger_changed(self, view: LedgerView) -> None:
         self.views.append(view)
