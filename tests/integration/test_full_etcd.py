@@ -15,17 +15,15 @@ from tests.integration.test_ledger_loss import (
     LOADERS,
     MORE,
     PERMITS,
-    audit_is_clean,
     etcdctl,
     held,
-    server_pids,
 )
 from tests.support.etcd import MakeEtcd
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.load import Load
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
-from tests.support.watching import stays, watch_of
+from tests.support.watching import audit_is_clean, server_pids, stays, watch_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd]
 
@@ -101,10 +99,11 @@ def test_clients_are_served_on_nobody_grows_and_what_ends_is_given_back(
             wait_until(lambda: len(watch.now()) == permits - 1, "a permit is deleted from a full etcd", 20)
 
             make_room(etcd)
-            for connection in holders:
-                connection.execute("select 1")
-                connection.commit()
-            wait_until(lambda: has_all(fleet), "the fleet has all its permits in use", 60)
+            load.goes_on()
+        for connection in holders:
+            connection.execute("select 1")
+            connection.commit()
+        wait_until(lambda: has_all(fleet), "the fleet has all its permits in use", 60)
     assert load.faults == []
     assert [fault for fault in wish.faults if not any(why in fault for why in TOLD)] == []
     wait_until(lambda: audit_is_clean(fleet), "the audit is clean", 40)

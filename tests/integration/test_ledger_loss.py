@@ -19,6 +19,7 @@ from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.load import Load
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
+from tests.support.watching import audit_is_clean, server_pids
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd]
 
@@ -58,16 +59,6 @@ def held(fleet: RunningFleet, stack: ExitStack) -> psycopg.Connection[Any]:
     return connection
 
 
-def server_pids(fleet: RunningFleet) -> set[int]:
-    """The fleet's sessions as the server shows them."""
-    database = fleet.database
-    with psycopg.connect(database.dsn(), autocommit=True) as connection:
-        rows = connection.execute(
-            "select pid from pg_stat_activity where usename = %s and pid <> pg_backend_pid()",
-            (database.user,)).fetchall()
-    return {row[0] for row in rows}
-
-
 def logged(fleet: RunningFleet, event: str) -> list[str]:
     return [line for line in fleet.fleet.log.read_text().splitlines() if event in line]
 
@@ -83,10 +74,6 @@ def show(fleet: RunningFleet) -> Any:
     done = fleet.fleet.command("ledger", "show", fleet.database.dbname, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def audit_is_clean(fleet: RunningFleet) -> bool:
-    return fleet.fleet.command("ledger", "audit", fleet.database.dbname).returncode == 0
 
 
 @pytest.mark.timeout(240)

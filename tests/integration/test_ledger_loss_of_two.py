@@ -9,11 +9,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.integration.test_ledger_loss import etcdctl, logged, server_pids
+from tests.integration.test_ledger_loss import etcdctl, logged
 from tests.support.etcd import MakeEtcd
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
+from tests.support.watching import server_pids
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd]
 

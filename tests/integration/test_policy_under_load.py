@@ -23,10 +23,11 @@ from coordinator.store.api import Put, Store, Txn
 from coordinator.store.etcd import open_etcd
 from pooler.demo.etcd import Etcd
 from pooler.demo.fleet import http_get
-from tests.integration.test_shrink import audit_is_clean, server_pids, working
+from tests.integration.test_shrink import working
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
+from tests.support.watching import audit_is_clean, server_pids
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd]
 

@@ -27,6 +27,7 @@ from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.load import Load
 from tests.support.postgres import Database
 from tests.support.wait import wait_until
+from tests.support.watching import audit_is_clean, server_pids
 
 pytestmark = [pytest.mark.postgres, pytest.mark.etcd]
 
@@ -113,20 +114,6 @@ def start(
         return fleet, Policy(etcd, keys)
 
     return make
-
-
-def server_pids(fleet: RunningFleet) -> set[int]:
-    """The fleet's sessions as the server shows them."""
-    database = fleet.database
-    with psycopg.connect(database.dsn(), autocommit=True) as connection:
-        rows = connection.execute(
-            "select pid from pg_stat_activity where usename = %s and pid <> pg_backend_pid()",
-            (database.user,)).fetchall()
-    return {row[0] for row in rows}
-
-
-def audit_is_clean(fleet: RunningFleet) -> bool:
-    return fleet.fleet.command("ledger", "audit", fleet.database.dbname).returncode == 0
 
 
 def fill(fleet: RunningFleet, policy: Policy) -> dict[int, int]:

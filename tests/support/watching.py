@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
+
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.record import Session
 from coordinator.ledger.states import SessionState
@@ -20,6 +22,21 @@ from tests.support.wait import wait_until
 def watch_of(fleet: RunningFleet, etcd: Etcd, prefix: str) -> LedgerWatch:
     """Not started: `now()` and its like work all the same."""
     return LedgerWatch(etcd.endpoints, FleetKeys(prefix, fleet.fleet.plan.name), fleet.fleet.plan.ledger)
+
+
+def server_pids(fleet: RunningFleet) -> set[int]:
+    """The fleet's sessions as the server shows them; who looks, now and a moment ago, is none of them."""
+    database = fleet.database
+    with psycopg.connect(database.dsn(application_name="looks on"), autocommit=True) as connection:
+        rows = connection.execute(
+            "select pid from pg_stat_activity where usename = %s and application_name <> 'looks on'",
+            (database.user,)).fetchall()
+    return {row[0] for row in rows}
+
+
+def audit_is_clean(fleet: RunningFleet) -> bool:
+    """Whether the command says so."""
+    return fleet.fleet.command("ledger", "audit", fleet.database.dbname).returncode == 0
 
 
 def unknown(watch: LedgerWatch) -> dict[str, Session]:
