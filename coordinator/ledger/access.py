@@ -17,6 +17,7 @@ from coordinator.ledger.record import LedgerHead, LedgerState
 from coordinator.ledger.snapshot import reading
 from coordinator.store.api import Entry, Lost, Store, StoreUnavailable, StoreUnknown, Txn, Won
 
+SILENT = "etcd does not answer"
 TRIES_MAX = 3  # of one transaction whose outcome stays unknown
 _NOT_ASKED = LedgerHead("", LedgerState.ACTIVE, "")
 
@@ -96,6 +97,7 @@ class Access:
         self._store = store
         self._keys = keys
         self._checked = False  # nothing failed since the last read
+        self.unanswered = SILENT  # why the last transaction had no answer
 
     @property
     def lost(self) -> bool:
@@ -143,9 +145,11 @@ class Access:
                 outcome = await self._store.txn(txn)
             except StoreUnknown:
                 self._checked = sure = False
+                self.unanswered = SILENT
                 continue
-            except StoreUnavailable:
+            except StoreUnavailable as why:
                 self._checked = False
+                self.unanswered = str(why) or SILENT
                 return None, sure
             if isinstance(outcome, Won):
                 self.memory.wrote(floor, outcome.revision, surely=bool(txn.puts or txn.compares))

@@ -166,7 +166,7 @@ class Ledger:
                 return Refused(Code.LEDGER_LOST, LOST, settled=sure)
             if outcome is None:
                 self._entries.pop(permit, None)
-                return Refused(Code.LEDGER_UNAVAILABLE, "etcd does not answer", settled=sure)
+                return Refused(Code.LEDGER_UNAVAILABLE, self._access.unanswered, settled=sure)
             if isinstance(outcome, Won):
                 return self._applied(permit, entry, decision, outcome.revision)
             now = first(outcome.reads[0])

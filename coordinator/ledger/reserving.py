@@ -224,7 +224,7 @@ class Reserving:
         if self._access.lost:
             await self._refuse_as_lost(plans, pending, outcome)
         elif outcome is None:
-            _answer_all(pending, Refused(Code.LEDGER_UNAVAILABLE, "etcd does not answer"))
+            _answer_all(pending, Refused(Code.LEDGER_UNAVAILABLE, self._access.unanswered))
         elif isinstance(outcome, Won):
             self._basis.known.wrote(batch.txn, outcome.revision)
             for each, plan in zip(pending, plans, strict=True):

@@ -266,6 +266,15 @@ async def test_a_full_etcd_still_lets_sessions_end() -> None:
     assert isinstance(await w.ledger.apply(Release(permit, Proof.EOF, Actor.OWNER)), Applied)
 
 
+async def test_who_finds_etcd_full_is_told_that_and_not_that_it_does_not_answer() -> None:
+    w = world()
+    permit = await opened(w)
+    w.keyspace.full = True
+    for answer in (await w.ledger.reserve(ask("r2")), await w.ledger.apply(Closing(permit))):
+        assert isinstance(answer, Refused)
+        assert "NOSPACE" in answer.detail
+
+
 async def test_a_changed_policy_is_noticed_by_the_next_reservation() -> None:
     w = world(slots=1)
     await w.granted("r1")
