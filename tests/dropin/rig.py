@@ -139,6 +139,8 @@ class Played:
         below = process_ids(self.child.pid)
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGQUIT)
+            if self.side == THEIRS:
+                self.child.send_signal(signal.SIGTERM)  # before 1.23 that is the one that ends it at once
             try:
                 self.child.wait(20)
             except subprocess.TimeoutExpired:
