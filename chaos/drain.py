@@ -38,7 +38,6 @@ PERMITS, WORKERS = 10, 2
 WRITERS, WRITERS_BESIDE_A_STOPPED_SERVER = 50, 6
 WRITES_AROUND_MIN, AROUND_SECONDS = 300, 2.0
 GAP_SECONDS_MAX = 2.0
-SETTINGS = {"authentication_timeout": "5s"}
 MORE = {"failover": {"drain_timeout": "3s"}}
 UNKNOWN_LEFT = 3
 LEASES_HELD = 4  # an unknown permit is watched for so long: time alone must not free it
@@ -91,7 +90,7 @@ def pair() -> Iterator[Pair]:
     directory = temporary_directory("chaos")
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, directory, ignore_errors=True)
-        primary = start_server(directory, ends, permits=PERMITS, settings=SETTINGS)
+        primary = start_server(directory, ends, permits=PERMITS)
         primary.execute("ALTER TABLE tokens DROP CONSTRAINT tokens_pkey", DBNAME)
         standby = primary.standby(directory / "standby")
         ends.callback(standby.stop, immediate=True)

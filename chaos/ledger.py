@@ -33,15 +33,13 @@ WRITERS, READERS = 20, 6
 WRITES_MIN = 300
 GAP_SECONDS = (1.0, 3.5)  # from one fault to the next
 MORE_SECONDS = 60.0  # for faults that have not struck when the time is over
-SETTINGS = {"authentication_timeout": "5s"}  # an attempt without a pid is disproved after twice that
 QUIET_SECONDS = 120.0
 _GONE = "session_permit_gone"
 
 
 def ledger(seed: int, seconds: float, say: Callable[[str], None]) -> Outcome:
     """Run it for so long. Raises PartFailed."""
-    with world(permits=PERMITS, workers=WORKERS, others=(PROBE,), members=MEMBERS, cabled=True,
-               settings=SETTINGS) as here:
+    with world(permits=PERMITS, workers=WORKERS, others=(PROBE,), members=MEMBERS, cabled=True) as here:
         here.server.execute("ALTER TABLE tokens DROP CONSTRAINT tokens_pkey", DBNAME)
         here.parked.leave()
         reserve = AdminReserve(here.server, ADMIN_RESERVE, DBNAME, USER)

@@ -104,8 +104,8 @@ def _audit(here: World) -> Verdict:
         or time.monotonic() > deadline, "the fleet lives", QUIET_SECONDS + 5)
     with here.parked.away():
         done = here.fleet.command("ledger", "audit", here.fleet.plan.ledger)
-    said = (done.stdout or done.stderr).strip().splitlines()
-    return Verdict("audit", done.returncode == 0, f"exit {done.returncode}; {said[-1] if said else ''}")
+    said = (done.stdout or done.stderr).strip()
+    return Verdict("audit", done.returncode == 0, f"exit {done.returncode}; {said}")
 
 
 def _kills_happened(kills: int, logins: list[Future[str]]) -> Verdict:
@@ -122,4 +122,5 @@ def _judge(here: World) -> list[Verdict]:
     tag = next((each.application_name.split(":")[1] for each in ours
                 if each.application_name.startswith(judge.BIRTH_TAG)), "")
     return [judge.judge_budget([seen], PERMITS), judge.judge_permits([seen], list(here.watch.history), tag),
-            Verdict("free", not held, f"permits held at the end: {len(held)}")]
+            Verdict("free", not held, "permits held at the end: " + (
+                "; ".join(f"{each.permit} {each.state}" for each in held.values()) or "none"))]

@@ -53,17 +53,16 @@ class World:
 def world(
     *, permits: int, workers: int, others: Sequence[str] = (),
     more: Mapping[str, Mapping[str, Any]] | None = None, members: int = 1, cabled: bool = False,
-    settings: Mapping[str, str] | None = None,
 ) -> Iterator[World]:
     """Start it, stop it. Raises PartFailed.
 
     `others`: more roles with PASSWORD; `more`: of pooler.yaml; `members`: of etcd, which the fleet reaches
-    over cables if `cabled`; `settings`: the server's.
+    over cables if `cabled`.
     """
     directory = temporary_directory("chaos")
     with ExitStack() as ends:
         ends.callback(shutil.rmtree, directory, ignore_errors=True)
-        server = start_server(directory, ends, permits=permits, others=others, settings=settings or {})
+        server = start_server(directory, ends, permits=permits, others=others)
         parked = Parked(server, ADMIN_RESERVE, DBNAME)
         parked.park()
         ends.callback(parked.leave)
@@ -81,14 +80,13 @@ def world(
 
 def start_server(
     directory: Path, ends: ExitStack, *, permits: int, others: Sequence[str] = (), reapers: int = REAPERS,
-    settings: Mapping[str, str],
 ) -> Server:
     """With the roles and the demonstration's schema, and exactly the slots that are spoken for."""
     installation = newest()
     limits = Limits.exact(permits, ADMIN_RESERVE + reapers,
                           reserved=RESERVED if installation.version >= RESERVED_CONNECTIONS_SINCE else 0)
     server = Server.create(installation, directory / "server", limits=limits,
-                           settings={**schema.SETTINGS, **settings})
+                           settings=schema.SETTINGS)
     ends.callback(server.stop, immediate=True)
     server.start()
     for name in (USER, *others):

@@ -236,6 +236,7 @@ class Server:
             "hot_standby": "on",
             "fsync": "off",  # a temporary directory: a power cut takes it whole
             "shared_buffers": "32MB",
+            "authentication_timeout": "5s",  # twice of it proves who was killed unborn
             "log_connections": "on",
             "log_disconnections": "on",
             "log_line_prefix": LOG_PREFIX,
