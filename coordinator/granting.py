@@ -10,7 +10,8 @@ whatever it may have taken, or may yet take, comes back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 import trio
@@ -37,6 +38,8 @@ from coordinator.waiting import (
     choose_idle,
     choose_shed,
 )
+from coordinator.wanting import SHED, is_last_one
+from coordinator.wants import Wants
 
 TICK_SECONDS = 1.0  # a watch is a hint: at this pace it is asked whether anything changed
 VOID_BACKOFF_SECONDS = 0.5
@@ -83,13 +86,14 @@ class Granting:
     """Reserves for this host's workers; `run` must be running."""
 
     def __init__(
-        self, store: Store, views: Views, ledgers: dict[str, Ledger], registry: Registry, *, host: str
+        self, store: Store, views: Views, ledgers: dict[str, Ledger], registry: Registry, *, host: str,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self._store = store
         self._views = views
         self._ledgers = ledgers
         self._registry = registry
-        self._host = host
+        self.wants = Wants(store, ledgers, registry, self, host=host, now_us=now_us)
         self._lines = {db: _Line() for db in ledgers}
         self._nursery: trio.Nursery | None = None
 
@@ -97,6 +101,7 @@ class Granting:
         """Gives turns to those who wait."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            nursery.start_soon(self.wants.run)
             for db in self._lines:
                 nursery.start_soon(self._pump, db)
                 nursery.start_soon(self._watch, db)
@@ -109,6 +114,15 @@ class Granting:
     def waiting(self) -> dict[str, int]:
         """How many wait, by database."""
         return {db: len(line.queue) for db, line in self._lines.items()}
+
+    def waiters(self, db: str) -> Iterable[Waiter]:
+        """Who waits, the oldest first."""
+        return iter(self._lines[db].queue)
+
+    def ask_for(self, op: str, holder: Holding, waiter: Waiter) -> None:
+        """One of this host's workers is asked for a session by a waiter of another host."""
+        if self._ask(op, holder) and op == SHED:
+            self._lines[holder.pool.db].asks.add(holder, waiter, trio.current_time())
 
     async def reserve(self, local: Local, db: str, ask: Reserve, wait_seconds: float) -> Granted | Refused:
         """A permit within `wait_seconds`, or the last reason why not."""
@@ -140,23 +154,27 @@ class Granting:
         waits = deadline > trio.current_time() and ask.kind is Kind.MAIN  # nobody sheds any other for it
         generation = self._generation_for(db, ask)
         vain = line.queue.reason_before(pool, generation) or (
-            self._known_full(line, pool, generation) if waits else None)
+            self._known_full(line, pool, generation) if waits else None) or (
+            Code.FULL if self.wants.stands_back(pool) else None)
         outcome: Granted | Refused = Refused(vain or Code.FULL, _BEHIND.get(vain, "others wait already"))
         if vain is None:
             outcome = await self._try(line, pool, ask, deadline)
         if isinstance(outcome, Refused) and outcome.code in WAITED_FOR and waits:
-            waiter = Waiter(local.boot_id, pool, outcome.code, generation)
+            waiter = Waiter(local.boot_id, pool, outcome.code, generation, ask.request_id,
+                            trio.current_time())
             outcome = await self._wait(line, waiter, ask, deadline, outcome)
         return outcome
 
     def freed(self, local: Local, db: str, pool: Pool) -> None:
         """One permit of this pool was given back by this worker: whoever asked it to shed may ask again."""
         self._lines[db].asks.given(Holding(local.boot_id, pool))
+        self.wants.freed(db, local.boot_id)
         self.stir(db)
 
     def _note(self, local: Local, db: str, ask: Reserve, granted: Granted) -> None:
         local.permits[db, granted.permit] = Pool(db, ask.seats_of, ask.user, ask.kind)
         local.requests[ask.request_id] = (db, granted.permit)
+        self.wants.stir(db)
         _log.debug(Event.PERMIT_RESERVED, database=db, permit=str(granted.permit), worker=local.boot_id)
 
     def _generation_for(self, db: str, ask: Reserve) -> int:
@@ -193,6 +211,7 @@ class Granting:
         turn = line.turns[waiter] = _Turn()
         line.queue.join(waiter)
         line.occupied.set()
+        self.wants.stir(waiter.pool.db)
         try:
             while trio.current_time() < deadline:
                 self._ask_for_room(line, waiter)
@@ -211,6 +230,7 @@ class Granting:
             turn.end(None)
             line.queue.leave(waiter)
             del line.turns[waiter]
+            self.wants.stir(waiter.pool.db)
             if not line.queue:
                 line.occupied = trio.Event()
                 line.empty.set()
@@ -224,8 +244,10 @@ class Granting:
         line.asks.keep(linked, now)
         if line.asks.waits(waiter):
             return
-        chosen = choose_shed(waiter, self._registry.holdings(), line.asks.by_holder(), linked,
-                             line.asks.coming(waiter.holding))
+        held = self._registry.holdings()
+        chosen = choose_shed(waiter, held, line.asks.by_holder(), linked, line.asks.coming(waiter.holding))
+        if chosen is not None and is_last_one(waiter, chosen, held):
+            self.wants.short(waiter)
         if chosen is None:
             self._ask_for_idle(line, waiter)
         elif self._ask("shed", chosen):
@@ -283,7 +305,7 @@ class Granting:
         this = Round()
         for waiter in line.queue:
             turn = line.turns.get(waiter)
-            if turn is None or not this.may_try(waiter):
+            if turn is None or not this.may_try(waiter) or self.wants.stands_back(waiter.pool):
                 continue
             turn.given.set()
             await turn.over.wait()
@@ -308,6 +330,7 @@ class Granting:
                 async with self._store.watch(key, after=self._views.views[db].revision) as changes:
                     async for batch in changes:
                         if any(change.key == key for change in batch):
+                            self.wants.freed(db)
                             self.stir(db)
             except (StoreUnavailable, StoreUnknown, Compacted):
                 pass

@@ -45,6 +45,7 @@ from coordinator.remembered import Remembered
 from coordinator.room import Room
 from coordinator.serve_workers import WorkerServer
 from coordinator.shadowing import Shadowing
+from coordinator.sharing import Sharing
 from coordinator.spec import CoordinatorSpec
 from coordinator.store.api import Compare, Store, StoreUnavailable, StoreUnknown
 from coordinator.view import View, Views
@@ -103,6 +104,8 @@ class Coordinator:
             store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us)
         self.freeing = Freeing(store, self.keys, databases)
         self.reconciler.on_event.append(self.freeing.heard)
+        self.sharing = Sharing(store, self.keys, self.ledgers, self.views, self.granting.wants)
+        self.reconciler.on_event.append(self.sharing.heard)
         self.publishing = Publishing(
             store, self.keys, self.reconciler.backends.waits, host=spec.host,
             lease_id=lambda: self.election.lease_id, ttl_seconds=spec.lease_ttl_seconds)
@@ -162,6 +165,7 @@ class Coordinator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.room.watch, fence)
             nursery.start_soon(self.freeing.lead, fence)
+            nursery.start_soon(self.sharing.lead, fence)
             nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.reach.lead)
             nursery.start_soon(self.publishing.lead, fence)

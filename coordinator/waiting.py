@@ -42,12 +42,14 @@ class Holding:
 @dataclass(eq=False, slots=True)
 class Waiter:
     """One reservation that could not be made yet. `reason`: the last refusal; `generation`: the policy that
-    decides it, while a takeover shares the requests out among two."""
+    decides it, while a takeover shares the requests out among two; `since`: seconds, our clock."""
 
     boot_id: str
     pool: Pool
     reason: Code
     generation: int = 0
+    request_id: str = ""
+    since: float = 0.0
 
     @property
     def holding(self) -> Holding:
@@ -78,6 +80,10 @@ class Asks:
         first = next((ask for ask in self._asks if ask.holder == holder), None)
         if first is not None:
             self._asks.remove(first)
+
+    def take_back(self, waiter: Waiter) -> None:
+        """What was to be asked for this one was not."""
+        self._asks = [ask for ask in self._asks if ask.waiter is not waiter]
 
     def keep(self, reachable: frozenset[str], now: float) -> None:
         """Forgets those that will not be answered: too old, or their worker's link is lost."""

@@ -25,6 +25,7 @@ FAMILIES = {
     "session": "a session permit, by kind and slot",
     "seat": "one of a pool's own numbered seats",
     "receipt": "what was answered to a reservation",
+    "want": "who waits for a session that another host has",
     "worker": "a live worker or command",
     "worker-exit": "a process that is known dead",
     "claim": "which server processes a worker holds, as it told in a rebuild",

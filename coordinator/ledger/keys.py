@@ -188,5 +188,12 @@ class DbKeys:
     def receipts(self) -> str:
         return f"{self.root}receipt/{self.db}/"
 
+    def wants(self) -> str:
+        return f"{self.root}want/{self.db}/"
+
+    def want(self, request_id: str) -> str:
+        """On its worker's lease: who waits, and which worker of another host is to make room."""
+        return self.wants() + request_id
+
     def receipt(self, request_id: str) -> str:
         return self.receipts() + request_id

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from coordinator.ledger.record import Record
+from coordinator.ledger.record import Kind, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,31 @@ class GrowthStop(Record):
 
     why: str
     since_us: int
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Want(Record):
+    """`want/<db>/<request id>`: a worker waits for a session of this pool, and none of its host can give one.
+
+    The leader writes into it which worker of all hosts is to give one up: `op` is how that one is asked
+    (`shed`, `spare`), `holder` its boot id (empty: nobody is asked yet), and from which of its pools.
+    """
+
+    name: ClassVar[str] = "want"
+
+    pool: str  # record.pool_name
+    user: str
+    kind: Kind
+    reason: str  # what it was refused for: `full`, `seats_full`
+    boot_id: str
+    host: str
+    since_us: int  # shown, never compared
+    held: int = 0  # sessions of the pool that the worker had then: shown; the leader counts them itself
+    op: str = ""
+    holder: str = ""
+    holder_pool: str = ""
+    holder_user: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
 from coordinator.ledger.limits import Limits
+from coordinator.ledger.notes import Want
 from coordinator.ledger.record import (
     Alias,
     Epoch,
@@ -62,6 +63,23 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """One standing want: its key, when it came, and what a write on it compares and keeps."""
+
+    key: str
+    want: Want
+    create_revision: int
+    mod_revision: int
+    lease: int
+
+    @classmethod
+    def read(cls, entry: Entry) -> Wanted:
+        """Raises UnknownSchema, ValueError."""
+        want = Want.decode(entry.value)
+        return cls(entry.key, want, entry.create_revision, entry.mod_revision, entry.lease)
+
+
+@dataclass(frozen=True, slots=True)
 class Registered:
     """A live worker key, with the revision that reservations compare and the lease it is on."""
 
@@ -94,6 +112,7 @@ class LedgerSnapshot:
     limits: Mapping[int, Limits] = field(default_factory=dict)  # by generation
     workers: Mapping[str, Registered] = field(default_factory=dict)
     exits: Mapping[str, Died] = field(default_factory=dict)
+    wants: tuple[Wanted, ...] = ()
     strange: tuple[Strange, ...] = ()  # keys that cannot be read; all but slots are left out of the rest
 
     @property
@@ -125,7 +144,7 @@ def reading(*ranges: tuple[str, str]) -> Txn:
 def snapshot_txn(keys: DbKeys, fleet: FleetKeys) -> Txn:
     """Reads the ledger whole, at one revision."""
     prefixes = (keys.sessions(), keys.all_seats(), keys.receipts(), keys.policies(),
-                fleet.workers(), fleet.worker_exits())
+                fleet.workers(), fleet.worker_exits(), keys.wants())
     return reading(only(keys.ledger()), only(keys.epoch()), only(keys.alias()),
                    *((prefix, prefix_end(prefix)) for prefix in prefixes))
 
@@ -143,7 +162,7 @@ def snapshot_from(
     What cannot be read is in `strange`. Raises UnknownSchema, ValueError where the ledger's head, its epoch
     or its alias cannot be: without these nothing is known of it.
     """
-    head, epoch, alias, sessions, seats, receipts, policies, workers, exits = reads
+    head, epoch, alias, sessions, seats, receipts, policies, workers, exits, wants = reads
     sieve = Sieve()
     numbered = dict(sieve.each(policies, lambda e: (number_of(e), e)))
     limits = limits_of if isinstance(limits_of, Mapping) else dict(sieve.each(
@@ -161,6 +180,7 @@ def snapshot_from(
         limits=limits,
         workers={_last(e): each for e in workers if (each := _registered(e, sieve)) is not None},
         exits=dict(sieve.each(exits, _died)),  # a record that cannot be read proves no death
+        wants=tuple(sieve.each(wants, Wanted.read)),
         strange=tuple(sieve.strange),
     )
 

@@ -28,7 +28,7 @@ STRAY = [
     f"{SEATS}zz", f"{SEATS}1", f"{SEATS}000001x", f"{KEYS.all_seats()}zz",
     f"{KEYS.policies()}zz1001", KEYS.policy(7), f"{KEYS.policies()}{'9' * 5000}",
     FLEET.workers(), FLEET.worker("zz"), f"{FLEET.worker('zz')}/1", FLEET.worker_exit("zz"),
-    KEYS.receipt("zz"),
+    KEYS.receipt("zz"), KEYS.want("zz"),
     f"{KEYS.sessions()}zz", f"{KEYS.sessions()}zz/000001", f"{KEYS.sessions(Kind.MAIN)}zz1001",
     KEYS.session(Kind.MAIN, 3),
 ]

@@ -143,3 +143,26 @@ def test_the_budget_holds_over_both_and_a_dead_hosts_permits_come_back_by_the_ot
     ours = [each for each in sessions_from_log(hosts.server.log) if each.user == hosts.database.user]
     assert overlap_max(ours)[0] == PERMITS, "all of the budget was in use, and never more"
     assert refusals_from_log(hosts.server.log) == []
+
+
+@pytest.mark.timeout(120)
+def test_whom_another_host_left_no_permit_gets_its_half_within_seconds(hosts: Hosts) -> None:
+    first, second = (Returning(hosts.dsn(host)) for host in ADDRESSES)
+    held = list[Counter[str]]()
+
+    def even() -> bool:
+        held.append(hosts.held())
+        return min(held[-1][host] for host in ADDRESSES) >= PERMITS / 2 - 1
+
+    with first.running():
+        wait_until(lambda: hosts.held() == {"host-a": PERMITS}, "one host has them all", 30)
+        with second.running():
+            wait_until(even, "both have about half", 10)
+            before = first.done, second.done
+            wait_until(lambda: first.done > before[0] + 300 and second.done > before[1] + 300,
+                       "both serve", 20)
+            wait_until(even, "both have about half still", 2)
+            assert all(each.total() <= PERMITS for each in held)
+    ours = [each for each in sessions_from_log(hosts.server.log) if each.user == hosts.database.user]
+    assert overlap_max(ours)[0] == PERMITS, "all of the budget was in use, and never more"
+    assert refusals_from_log(hosts.server.log) == []

@@ -14,7 +14,7 @@ from coordinator.awaiting import Awaited
 from coordinator.election import Leader
 from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.limits import limits_of_policy
-from coordinator.ledger.notes import GrowthStop, ShadowCount
+from coordinator.ledger.notes import GrowthStop, ShadowCount, Want
 from coordinator.ledger.record import (
     SCHEMA,
     Alias,
@@ -46,6 +46,7 @@ RECORDS: tuple[Record, ...] = (
     Worker("A", 0, 1, "host", "m", "k", 1, 2, epochs={"db": 1}, recovered={"db": "x"}),
     WorkerExit("A", "signal 9", "host", 5), LedgerHead("i", LedgerState.ACTIVE, "tag", frozen="me"),
     Epoch(1, EpochState.DRAINING, BACKEND, 1, "why", 30.0, Backend("b:1")), Alias(2, 3, 0.5, 1),
+    Want("app", "app", Kind.MAIN, "full", "A", "host", 1, 2, "shed", "B", "app/x", "other"),
     GrowthStop("full", 1), ShadowCount(1, 2, 3, 4), Attestation("me", "what", "seen", 1),
     Awaited("host", {"main/1.2": ("absent", "n:1", "why", 1, 2)}), Leader("host", 1, 2, ("a",), ("b",)),
     Present("host", ("a", "b")), Ordinal("A"),
