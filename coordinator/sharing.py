@@ -1,8 +1,9 @@
 """The leader's answers to wants: which worker of which host gives a session up, written into the want.
 
 One transaction for each choice, which compares this leader's key and the want as it was read: so neither one
-that leads no more nor one that saw an older want chooses. With nobody waiting in vain, or where shares are
-even, nothing is written. What was chosen is known to this leader only: the next one chooses anew.
+that leads no more nor one that saw an older want chooses. With nobody waiting in vain,
+nothing is written or read; where shares are even only, at times, which worker is asked for a session that it
+does not use. What was chosen is known to this leader only: the next one chooses anew.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ CHOOSE_AGAIN_SECONDS = 3.0  # what was given went to another; longer each time
 
 SHED, SPARE = "shed", "spare"  # how a worker is asked: docs/link.md
 
+_NOBODY = float("inf")  # until sessions come or go
 _GIVES = (SessionState.RESERVED, SessionState.CONNECTING, SessionState.OPEN)  # others are gone, or not known
 
 
@@ -197,6 +198,7 @@ class Choices:
     _asks: Asks = field(default_factory=Asks)
     _sought: dict[str, _Sought] = field(default_factory=dict)
     _holders: dict[str, Holding] = field(default_factory=dict)  # by the key of the session, as last read
+    _hosts: dict[str, str] = field(default_factory=dict)  # of those who hold some
     _live: frozenset[str] = frozenset()
 
     def gone(self, key: str, now: float) -> None:
@@ -223,14 +225,18 @@ class Choices:
     def choose(
         self, wants: Sequence[Wanted], sessions: Mapping[str, Held], live: frozenset[str], now: float
     ) -> list[tuple[Wanted, Want]]:
-        """For which wants somebody is to be asked now, each with who that is written into it.
+        """For which wants somebody is to be asked now, each with who that is written into it: a worker of
+        another host than the one that waits, which sees to its own.
 
         `sessions` by key; `live`: boot ids with a worker key. Who is chosen counts as asked from here on.
         """
         standing = {each.key for each in wants}
         self._sought = {key: each for key, each in self._sought.items() if key in standing}
+        for sought in self._sought.values():
+            sought.spare_at = now if sought.spare_at == _NOBODY else sought.spare_at
         self._live = live
         self._asks.keep(live, now)
+        self._hosts = {each.session.owner: each.session.host for each in sessions.values()}
         self._holders = {key: Holding(each.session.owner, pool_of(each.session, self.db))
                          for key, each in sessions.items() if each.session.state in _GIVES}
         held = Counter(self._holders.values())
@@ -256,22 +262,28 @@ class Choices:
         waiter = sought.waiter
         if self._asks.waits(waiter) or now < sought.not_before:
             return None
-        holder = choose_shed(waiter, held, self._asks.by_holder(), self._live,
+        elsewhere = frozenset(each for each in self._live if self._hosts.get(each, want.host) != want.host)
+        holder = choose_shed(waiter, held, self._asks.by_holder(), elsewhere,
                              self._asks.coming(waiter.holding))
         if holder is not None:
             self._asks.add(holder, waiter, now)
             return SHED, holder
-        return self._spare(sought, held, now)
+        return self._spare(sought, held, elsewhere, now)
 
-    def _spare(self, sought: _Sought, held: Counter[Holding], now: float) -> tuple[str, Holding] | None:
+    def _spare(
+        self, sought: _Sought, held: Counter[Holding], elsewhere: frozenset[str], now: float
+    ) -> tuple[str, Holding] | None:
         """Each worker is asked once, one a second; from then on one at times."""
         if now < max(sought.first_at + SPARE_AFTER_SECONDS, sought.spare_at):
             return None
-        idle = choose_idle(sought.waiter, held, self._live, sought.turn)
+        idle = choose_idle(sought.waiter, held, elsewhere, sought.turn)
+        if idle is None:
+            sought.spare_at = _NOBODY
+            return None
         sought.turn += 1
-        first_round = sought.turn < len({each for each in held if each.boot_id in self._live})
+        first_round = sought.turn < len({each for each in held if each.boot_id in elsewhere})
         sought.spare_at = now + (SPARE_AFTER_SECONDS if first_round else ASK_SECONDS_MAX)
-        return None if idle is None else (SPARE, idle)
+        return SPARE, idle
 
     def forget(self, wanted: Wanted) -> None:
         """The choice for this want was not written: it changed, or is gone."""

@@ -232,6 +232,22 @@ async def test_a_slot_that_was_given_for_another_host_is_not_retaken_until_that_
         assert trio.current_time() - began <= STAND_BACK_SECONDS + 0.2
 
 
+async def test_a_third_host_does_not_take_what_one_gave_for_another(tmp_path: Path, clock: MockClock) -> None:
+    async with two_hosts(tmp_path, slots=1, leads=False) as two, two.a.worker("A") as a, (
+            two.b.worker("B")) as b:
+        await gives(two, b).reserve(db=DB)
+        two.nursery.start_soon(wants_for_ever, a)
+        await after(0.05)
+        await stand_for(two, holder="B")
+        await two.a.store.txn(Txn(puts=(Put(KEYS.freed(), b""),)))  # as the leader tells
+        began = trio.current_time()
+        await after(STAND_BACK_SECONDS - 0.1)
+        assert (len(a.permits), len(b.permits)) == (0, 0)
+        while not a.permits:
+            await after(0.05)
+        assert trio.current_time() - began <= STAND_BACK_SECONDS + 0.2
+
+
 async def test_one_choice_is_passed_on_once(tmp_path: Path, clock: MockClock) -> None:
     async with two_hosts(tmp_path, leads=False) as two, two.a.worker("A") as a:
         await a.reserve(db=DB)

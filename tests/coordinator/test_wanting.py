@@ -169,7 +169,7 @@ class Fleet:
         found, slot = {}, 0
         for boot_id, count in sorted(self.held.items()):
             for number in range(count):
-                found[f"{boot_id}/{number}"] = Held(session(owner=boot_id, slot=slot), 1)
+                found[f"{boot_id}/{number}"] = Held(session(owner=boot_id, host=boot_id[0], slot=slot), 1)
                 slot += 1
         return found
 
@@ -283,7 +283,20 @@ def test_where_nobody_has_more_each_is_asked_for_an_idle_one_in_its_turn_then_se
         fleet.now += 1
         if fleet.choices.is_due(["want/b0/1"], fleet.now, moved=False):
             turns += [(fleet.now - 100, *each) for each in asked(fleet.choose())]
-    assert turns == [(1, "spare", "a0"), (2, "spare", "c0"), (3, "spare", "a0"), (33, "spare", "c0")]
+    assert turns == [(1, "spare", "a0"), (2, "spare", "c0"), (32, "spare", "a0")]
+
+
+def test_of_its_own_host_nobody_is_asked_and_nothing_more_is_read_until_sessions_came_or_went() -> None:
+    fleet = fleet_of(b0=0, b1=8)
+    assert fleet.choose() == []
+    fleet.now += 1
+    assert fleet.choices.is_due(["want/b0/1"], fleet.now, moved=False)
+    assert fleet.choose() == []
+    fleet.now += 1_000
+    assert not fleet.choices.is_due(["want/b0/1"], fleet.now, moved=False)
+    fleet.held["a0"] = 1
+    assert fleet.choices.is_due(["want/b0/1"], fleet.now, moved=True)
+    assert asked(fleet.choose()) == [("shed", "a0")]
 
 
 def test_a_choice_that_was_not_written_is_made_again() -> None:
