@@ -145,7 +145,7 @@ def test_the_budget_holds_over_both_and_a_dead_hosts_permits_come_back_by_the_ot
     assert refusals_from_log(hosts.server.log) == []
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_whom_another_host_left_no_permit_gets_its_half_within_seconds(hosts: Hosts) -> None:
     first, second = (Returning(hosts.dsn(host)) for host in ADDRESSES)
     held = list[Counter[str]]()
