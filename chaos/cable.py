@@ -112,9 +112,10 @@ class Cable:
                 self._flows.wait()
                 target.sendall(data)
         self._flows.wait()  # an end is news, too
-        if source in self._near and not self._far_may_end.is_set():
-            source.close()
-            self._far_may_end.wait()
+        if not self._far_may_end.is_set():
+            if source in self._near:
+                source.close()
+            self._far_may_end.wait()  # also where the far side had an answer for who was reset
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

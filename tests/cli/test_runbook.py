@@ -57,7 +57,7 @@ def stuck(
     database = make_database(make_server())
     database.server.execute(f'GRANT pg_signal_backend TO "{database.monitor}"')
     fleet = make_fleet(database, etcd, permits=4, workers=1, more={
-        "etcd": {"lease_ttl": "2s"}, "pool": {"query_wait_timeout": "2s"}})
+        "etcd": {"lease_ttl": "2s"}, "pool": {"query_wait_timeout": "2s", "default_pool_size": 1}})
     with given_up(fleet) as client:
         (pid,) = client.execute("select pg_backend_pid()").fetchone() or (0,)
         worker = fleet.fleet.worker_pids()[0]

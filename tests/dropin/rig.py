@@ -130,7 +130,10 @@ class Played:
 
     def wait_end(self, seconds: float = 30) -> int:
         assert self.child is not None
-        return self.child.wait(seconds)
+        try:
+            return self.child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.side} has not ended\n{self.log[-6000:]}") from None
 
     def stop(self) -> None:
         """Kill what is left of it."""
