@@ -51,6 +51,9 @@ class Limits:
                       self.bound(Kind.REPLICATION), self.failover)
 
 
+NOTHING = Limits(0)
+
+
 def limits_of_policy(raw: bytes) -> Limits:
     """The limits of a stored policy generation (a msgpack map with the policy's own field names).
 
@@ -108,4 +111,6 @@ def limits_for(
     """The limits by which this request is decided; `limits` has those of every generation that grants."""
     own = generation_for(alias, request_id, kind)
     others = [limits[each] for each in (alias.granting, alias.taking_over) if each != own and each in limits]
-    return replace(limits.get(own, Limits(0)), beside=others[0] if others else None)
+    found = limits.get(own, NOTHING)
+    beside = others[0] if others else None
+    return found if found.beside is beside else replace(found, beside=beside)
