@@ -98,7 +98,8 @@ def target(
 
 def _server(version: int, directory: Path, settings: Mapping[str, str]) -> Server:
     server = Server.create(
-        installations()[version], directory, limits=Limits(max_connections=CONNECTIONS), settings=settings)
+        installations()[version], directory, limits=Limits(max_connections=CONNECTIONS),
+        settings={"max_wal_senders": str(REPLICATIONS), **settings})
     server.start()
     server.create_role(Role(USER, PASSWORD))
     server.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(USER)))
