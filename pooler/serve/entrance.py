@@ -186,13 +186,11 @@ class Entrance:
         try:
             with trio.fail_at(until):
                 told, parameters = await self._started(pool, asked, until)
-        except trio.TooSlowError:
+        except (trio.TooSlowError, WaitEnded):  # whichever of the two clocks sees first that it is time
             if until < deadline:
                 raise _servers_word(pool) or LoginRefused("query_timeout", "57014") from None
             raise _servers_word(pool) or LoginRefused(
                 f"client_login_timeout: {why_none(pool)}", "08P01") from None
-        except WaitEnded as ended:
-            raise _servers_word(pool) or ended from None
         registry = self._registry
         session = await pool.promises.session()
         try:

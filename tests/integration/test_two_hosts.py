@@ -133,7 +133,8 @@ def test_the_budget_holds_over_both_and_a_dead_hosts_permits_come_back_by_the_ot
             wait_until(lambda: not any(each.host == dead and each.pid for each in hosts.watch.now().values()),
                        "the other one has proven its sessions gone", 40)
             wait_until(lambda: loads[alive].done > before + 300, "the other one serves on", 40)
-        assert any(word.endswith(f"seen by {alive}") for word in proofs(hosts.fleets[alive]))
+        wait_until(lambda: any(word.endswith(f"seen by {alive}") for word in proofs(hosts.fleets[alive])),
+                   "the other one tells of it", 10)
         hosts.fleets[dead].fleet.start()
         after = loads[dead].done
         wait_until(lambda: loads[dead].done > after + 100, "it serves again", 40)

@@ -30,11 +30,13 @@ Tamper = Callable[[Txn], Txn]
 
 @dataclass(frozen=True)
 class ProductMutant:
-    """What is broken. `patches`: (where, name, with what)."""
+    """What is broken. `patches`: (where, name, with what). `first`: the seed to begin with, where one is
+    known that shows it soon."""
 
     tamper: Tamper | None = None
     patches: tuple[tuple[Any, str, Any], ...] = ()
     worker: dict[str, bool] = field(default_factory=dict)
+    first: int = 0
 
     def make(self, *args: Any) -> Worker:
         worker = Worker(*args)
@@ -217,7 +219,7 @@ PRODUCT_MUTANTS: dict[str, ProductMutant] = {
         _without(lambda txn: not _is_release(txn), lambda c: _on("/session/")(c) or _on("/seat/")(c))),
     "reassert and open without their compare": ProductMutant(_without(_opens, _on("/session/"))),
     "no receipt's compare": ProductMutant(_without(lambda txn: True, _on("/receipt/"))),
-    "reservation not bound to the registration": ProductMutant(_unbound),
+    "reservation not bound to the registration": ProductMutant(_unbound, first=14),
     "reservation without the epoch's compare": ProductMutant(_without(_is_reservation, _on(KEYS.epoch()))),
     "reservation without the policy's compare": ProductMutant(_without(_is_reservation, _on(KEYS.alias()))),
     "reservation while slots beyond the policy are held": ProductMutant(
@@ -238,14 +240,14 @@ PRODUCT_MUTANTS: dict[str, ProductMutant] = {
     "a restart frees a permit without a process": ProductMutant(patches=(
         (reaping, "proof_of_absence", _restart_frees_all), (rules, "_release", _release_anyway))),
     "a fence frees a permit whose owner may only be paused": ProductMutant(patches=(
-        (fence, "proof_of_fence", _fence_frees_all), (rules, "_release", _release_anyway))),
+        (fence, "proof_of_fence", _fence_frees_all), (rules, "_release", _release_anyway)), first=6),
     "NULL as absence": ProductMutant(patches=((reaping, "proof_of_absence", _null_is_absence),)),
     "an unknown outcome taken for a loss": ProductMutant(patches=((Access, "carry_out", _lost_if_unknown),)),
     "receipts forgotten while reservations are on their way": ProductMutant(
-        patches=((requests.Requests, "forget", _forget_at_once),), worker={"forgets_early": True}),
-    "terminated without its mark": ProductMutant(patches=((rules, "_terminating", _unmarked),)),
+        patches=((requests.Requests, "forget", _forget_at_once),), worker={"forgets_early": True}, first=94),
+    "terminated without its mark": ProductMutant(patches=((rules, "_terminating", _unmarked),), first=23),
     "reassert though it is being terminated": ProductMutant(
-        patches=((rules, "_returning", _back_from_the_dead),)),
+        patches=((rules, "_returning", _back_from_the_dead),), first=15),
     "connect before the receipt": ProductMutant(worker={"connects_unanswered": True}),
     "a reset taken for an orderly end": ProductMutant(worker={"trusts_reset": True}),
 }

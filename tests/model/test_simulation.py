@@ -56,8 +56,9 @@ def test_a_product_without_this_safeguard_is_found_out(name: str) -> None:
     with mutant.applied():
         for number in range(MUTANT_ROUNDS_MAX // MUTANT_ROUNDS):
             try:
-                simulate(MUTANT_ROUNDS, number, mutant.tamper, mutant.make)
+                simulate(MUTANT_ROUNDS, mutant.first + number, mutant.tamper, mutant.make)
             except Fault as found:
-                print(f"{name}: after at most {(number + 1) * MUTANT_ROUNDS} rounds: {found}")  # noqa: T201
+                print(f"{name}: after at most {(number + 1) * MUTANT_ROUNDS} rounds from seed "  # noqa: T201
+                      f"{mutant.first} on: {found}")
                 return
     pytest.fail(f"{MUTANT_ROUNDS_MAX} rounds without a fault")

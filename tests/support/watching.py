@@ -67,6 +67,10 @@ def logged(fleet: RunningFleet, event: str) -> list[dict[str, Any]]:
 
 
 def proofs(fleet: RunningFleet, permits: set[str]) -> Counter[str]:
-    """How these permits were released after they had been unknown."""
-    return Counter(str(each["proof"]) for each in logged(fleet, "session_permit_released")
-                   if str(each["permit"]) in permits)
+    """How these permits were released after they had been unknown, once the log has it of all of them."""
+    def told() -> dict[str, str]:
+        return {str(each["permit"]): str(each["proof"]) for each in logged(fleet, "session_permit_released")
+                if str(each["permit"]) in permits}
+
+    wait_until(lambda: len(told()) == len(permits), "the log tells of each", 20)
+    return Counter(told().values())
