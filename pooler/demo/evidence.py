@@ -29,6 +29,7 @@ from pooler.demo.serverlog import refusals_from_log, sessions_from_log
 WRITES_AROUND_DRAIN_MIN = 300
 STATISTICS_SECONDS = 12.0  # an idle session reports its counts after ten seconds
 FUNCTIONS = {"shop": (schema.LOOKUP, schema.WRITE), "batch": (schema.REPORT,)}
+READINGS_MAX = 20
 POOLED = ("sv_active", "sv_idle", "sv_used", "sv_tested")
 RELEASED_EVENT = "session_permit_released"
 
@@ -62,13 +63,11 @@ class Evidence:
 
     def living(self) -> None:
         """The audit; and ledger, servers and pools agree on what is open now."""
-        held = [each for each in self.parts.watch.now().values()
-                if each.state is SessionState.OPEN and each.kind is Kind.MAIN]
-        by_pool = Counter(f"{each.user}@{each.dbname}" for each in held)
-        self._add(judge.judge_leaks(by_pool, self._pooled()))
         with self.parts.parked[0].away(), self.parts.parked[1].away():
             audit = self.parts.fleet.command("ledger", "audit", self.parts.ledger)
-            sessions = sum(_sessions_at(server) for server in (self.parts.primary, self.parts.standby))
+            held, pooled, sessions = self._at_one_moment()
+        by_pool = Counter(f"{each.user}@{each.dbname}" for each in held)
+        self._add(judge.judge_leaks(by_pool, pooled))
         said = (audit.stdout or audit.stderr).strip().splitlines()
         self._add(Verdict("audit", audit.returncode == 0,
                           f"exit {audit.returncode}; {said[-1] if said else 'nothing said'}"))
@@ -112,6 +111,20 @@ class Evidence:
 
     def _add(self, verdict: Verdict) -> None:
         self.outcome.verdicts.append(verdict)
+
+    def _at_one_moment(self) -> tuple[list[Session], dict[str, int], int]:
+        """OPEN permits, sessions in pools, sessions at the servers: between two readings of the ledger that
+        are the same, for a session may end at any time. If there are none such, as last read."""
+        for _ in range(READINGS_MAX):
+            before = self._main_permits()
+            pooled = self._pooled()
+            sessions = sum(_sessions_at(server) for server in (self.parts.primary, self.parts.standby))
+            if before == self._main_permits() and all(each.state is SessionState.OPEN for each in before):
+                break
+        return [each for each in before if each.state is SessionState.OPEN], pooled, sessions
+
+    def _main_permits(self) -> list[Session]:
+        return [each for each in self.parts.watch.now().values() if each.kind is Kind.MAIN]
 
     def _pooled(self) -> dict[str, int]:
         """How many sessions the workers' pools know, fleet-wide, asked over the console."""
