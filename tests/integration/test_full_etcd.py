@@ -45,11 +45,11 @@ def fill(etcd: Etcd) -> None:
 
 
 def make_room(etcd: Etcd) -> None:
-    """What an operator does."""
+    """What an operator does. The revision is that after the deletion: what was there before it would stay."""
+    etcdctl(etcd, "del", "--prefix", "/fill/")
     done = subprocess.run(["etcdctl", "--endpoints", etcd.endpoints[0], "get", "/fill/0", "-w", "fields"],
                           check=True, capture_output=True, text=True,
                           env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
-    etcdctl(etcd, "del", "--prefix", "/fill/")
     revision = next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "Revision" in line)
     etcdctl(etcd, "compact", revision)
     etcdctl(etcd, "defrag")

@@ -247,6 +247,5 @@ def test_who_is_killed_in_the_middle_of_it_leaves_nothing_behind(
         wait_until(lambda: max(policy.sessions()) < 5, "the high slots are left", 60)
         wait_until(lambda: len(server_pids(fleet)) <= 5, "no more than 5 sessions", 10)
     wait_until(lambda: audit_is_clean(fleet), "the audit is clean", 60)
-    lost = [fault for fault in load.faults if "terminating connection" not in fault]
-    assert killed == "worker" or lost == []
+    assert killed == "worker" or len(load.faults) <= len(low), "who had a session that was ended here"
     assert "session_permit_gone" not in fleet.fleet.log.read_text()
