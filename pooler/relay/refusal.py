@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _length_at = Struct(">I").unpack_from
 SYNC, TERMINATE = 0x53, 0x58
 WITHOUT_SESSION = frozenset(b"SXHdcf")
+EMPTY = frozenset(b"SH")  # they hold nothing
 MESSAGE_BYTES_MAX = 1 << 30  # as PostgreSQL's own limit
 READY_IDLE = b"Z\x00\x00\x00\x05I"
 
@@ -45,7 +46,7 @@ def answer_alone(client: ClientConn, data: bytes) -> bytes:
         if data[at] == TERMINATE:
             client.left()
             return b""
-        if not 4 <= length <= MESSAGE_BYTES_MAX or (data[at] == SYNC and length != 4):
+        if not 4 <= length <= MESSAGE_BYTES_MAX or (data[at] in EMPTY and length != 4):
             client.break_off("08P01", f"message {chr(data[at])!r} of length {length}")
             return b""
         syncs += data[at] == SYNC

@@ -120,7 +120,7 @@ def _pass_each(client: ClientConn, server: ServerConn, data: bytes, at: int) -> 
                 hold_back(client, data[end:])
                 start = at = size = end
                 break
-        elif not _pass_rarer(client, server, kind):
+        elif not _pass_rarer(client, server, kind, length):
             return
         elif kind == FUNCTION:  # it ends a group, as a query does
             unsynced, server.doubtful = False, server.doubtful or unsynced
@@ -258,8 +258,9 @@ def _look_first(client: ClientConn, text: bytes) -> int:
     return client.pool.look_at_piece(text)
 
 
-def _pass_rarer(client: ClientConn, server: ServerConn, kind: int) -> bool:
-    """False: the client is done. Raises ProtocolViolation for a kind that clients do not send."""
+def _pass_rarer(client: ClientConn, server: ServerConn, kind: int, length: int) -> bool:
+    """False: the client is done. Raises ProtocolViolation for a kind that clients do not send, and a Flush
+    that holds something: the server skips what comes behind it, up to a Sync, whoever sends it."""
     if kind == COPY_DONE or kind == COPY_FAIL:
         if not server.copy_in and server.owed:
             server.owed.append(o.COPY_ENDED)
@@ -270,7 +271,10 @@ def _pass_rarer(client: ClientConn, server: ServerConn, kind: int) -> bool:
     elif kind == TERMINATE:
         client.left()
         return False
-    elif kind != COPY_DATA and kind != FLUSH:
+    elif kind == FLUSH:
+        if length != 4:
+            raise ProtocolViolation(f"a Flush of length {length}")
+    elif kind != COPY_DATA:
         raise ProtocolViolation(f"unknown message type {kind}")
     return True
 

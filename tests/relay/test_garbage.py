@@ -36,6 +36,7 @@ VIOLATIONS = {
     "a close of length 4": b"C\x00\x00\x00\x04",
     "copy data of length 1": b"d\x00\x00\x00\x01",
     "flush of length 2": b"H\x00\x00\x00\x02",
+    "a flush with contents": message(b"H", b"x" * 300),
     "64 random bytes": bytes(range(140, 204)),
     "a password": message(b"p", b"secret\0"),
 }
@@ -59,8 +60,9 @@ def test_a_violation_ends_that_client_only(name: str, state: str) -> None:
         if state == "waiting":
             w.say(holder, query("commit"))
             heard += client.kinds
-        assert client.closed or name in ("a bind without names", "a parse without a name",
-                                         "a describe of nothing", "a close of length 4")
+        skipped = state == "refused group" and name == "a flush with contents"  # as the server skips it
+        assert client.closed or skipped or name in ("a bind without names", "a parse without a name",
+                                                    "a describe of nothing", "a close of length 4")
         if client.closed:
             assert heard.split()[-1] in ("E:08P01", "E:54000"), heard
         client.leave()
