@@ -247,5 +247,7 @@ def test_who_is_killed_in_the_middle_of_it_leaves_nothing_behind(
         wait_until(lambda: max(policy.sessions()) < 5, "the high slots are left", 60)
         wait_until(lambda: len(server_pids(fleet)) <= 5, "no more than 5 sessions", 10)
     wait_until(lambda: audit_is_clean(fleet), "the audit is clean", 60)
-    assert killed == "worker" or len(load.faults) <= len(low), "who had a session that was ended here"
+    told = ("terminating connection", "server closed the connection")  # of a session that was ended here
+    lost = [fault for fault in load.faults if not any(word in fault for word in told)]
+    assert killed == "worker" or (lost == [] and len(load.faults) <= len(low)), load.faults
     assert "session_permit_gone" not in fleet.fleet.log.read_text()

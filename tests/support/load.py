@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ import psycopg
 from tests.support.wait import wait_until
 
 
-class Clients:
+class Clients(ABC):
     """So many threads, each a client that works until it is over."""
 
     def __init__(self, dsn: str, count: int) -> None:
@@ -20,9 +21,9 @@ class Clients:
         self.faults: list[str] = []
         self._threads = [threading.Thread(target=self.work, args=(number,)) for number in range(count)]
 
+    @abstractmethod
     def work(self, number: int) -> None:
         """What one of them does."""
-        raise NotImplementedError
 
     @contextmanager
     def running(self) -> Iterator[None]:
