@@ -167,8 +167,9 @@ class Granting:
 
     def freed(self, local: Local, db: str, pool: Pool) -> None:
         """One permit of this pool was given back by this worker: whoever asked it to shed may ask again."""
-        self._lines[db].asks.given(Holding(local.boot_id, pool))
-        self.wants.freed(db, local.boot_id)
+        receiver = self._lines[db].asks.given(Holding(local.boot_id, pool))
+        if receiver is None or receiver.boot_id not in self._registry.workers:
+            self.wants.freed(db, local.boot_id)
         self.stir(db)
 
     def _note(self, local: Local, db: str, ask: Reserve, granted: Granted) -> None:

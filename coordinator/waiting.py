@@ -75,11 +75,13 @@ class Asks:
     def add(self, holder: Holding, waiter: Waiter, now: float) -> None:
         self._asks.append(Ask(holder, waiter, now))
 
-    def given(self, holder: Holding) -> None:
-        """One permit of it came back: that was for whoever asked first."""
+    def given(self, holder: Holding) -> Waiter | None:
+        """One permit of it came back: that was for whoever asked first, if anybody did."""
         first = next((ask for ask in self._asks if ask.holder == holder), None)
-        if first is not None:
-            self._asks.remove(first)
+        if first is None:
+            return None
+        self._asks.remove(first)
+        return first.waiter
 
     def take_back(self, waiter: Waiter) -> None:
         """What was to be asked for this one was not."""

@@ -120,7 +120,7 @@ class Wants:
         board.news.set()
 
     def freed(self, db: str, boot_id: str = "") -> None:
-        """Something was freed: by this worker of this host, or (without one) somewhere."""
+        """Something was freed, for nobody of this host: by this worker of it, or (without one) somewhere."""
         board, now = self._boards[db], trio.current_time()
         for each in self._of_others(db):
             want, choice = each.want, (each.key, each.mod_revision)

@@ -201,11 +201,11 @@ async def test_its_coordinators_end_takes_a_want_away(tmp_path: Path, clock: Moc
     assert [key for key in keyspace.entries if key.startswith(KEYS.wants())] == []
 
 
-async def stand_for(two: Two, holder: str = "A") -> str:
+async def stand_for(two: Two, holder: str = "A", op: str = "shed") -> str:
     """A want of a worker elsewhere, of which the test is the coordinator; it never takes anything."""
     lease = register(two.a.keyspace, "far")
     key = KEYS.want("far")
-    want = Want("app", "app", Kind.MAIN, "full", "far", "host-c", 0, 0, "shed", holder, "app", "app")
+    want = Want("app", "app", Kind.MAIN, "full", "far", "host-c", 0, 0, op, holder, "app", "app")
     await two.a.store.txn(Txn(puts=(Put(key, want.encode(), lease),)))
     await wait_all_tasks_blocked()
     return key
@@ -246,6 +246,19 @@ async def test_a_third_host_does_not_take_what_one_gave_for_another(tmp_path: Pa
         while not a.permits:
             await after(0.05)
         assert trio.current_time() - began <= STAND_BACK_SECONDS + 0.2
+
+
+async def test_what_a_worker_gave_for_another_of_its_host_is_not_left_to_a_host_that_wanted_an_idle_one(
+    tmp_path: Path, clock: MockClock
+) -> None:
+    async with two_hosts(tmp_path, slots=2, leads=False) as two, two.a.worker("A0") as a0, (
+            two.a.worker("A1")) as a1:
+        for _ in range(2):
+            await gives(two, a0).reserve(db=DB)
+        await stand_for(two, holder="A0", op="spare")
+        assert len(a0.told_of("spare")) == 1
+        await a1.reserve(STAND_BACK_SECONDS / 4, db=DB)
+        assert (len(a0.permits), len(a1.permits)) == (1, 1)
 
 
 async def test_one_choice_is_passed_on_once(tmp_path: Path, clock: MockClock) -> None:
