@@ -27,7 +27,8 @@ Command = Callable[..., Done]
 
 @pytest.fixture
 def fleet(make_fleet: MakeFleet, postgres_newest: Database, etcd: Etcd) -> RunningFleet:
-    return make_fleet(postgres_newest, etcd, permits=4)
+    """Each pool has one session: a second would be opened for whom the first is not ready in time."""
+    return make_fleet(postgres_newest, etcd, permits=4, more={"pool": {"default_pool_size": 1}})
 
 
 @pytest.fixture
