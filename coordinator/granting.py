@@ -168,7 +168,7 @@ class Granting:
     def freed(self, local: Local, db: str, pool: Pool) -> None:
         """One permit of this pool was given back by this worker: whoever asked it to shed may ask again."""
         receiver = self._lines[db].asks.given(Holding(local.boot_id, pool))
-        if receiver is None or receiver.boot_id not in self._registry.workers:
+        if receiver is None or receiver.boot_id not in self._registry.workers:  # else it is for that sibling
             self.wants.freed(db, local.boot_id)
         self.stir(db)
 

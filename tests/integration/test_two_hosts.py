@@ -7,9 +7,10 @@ import json
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 import pytest
@@ -20,6 +21,7 @@ from pooler.demo.ledgerwatch import LedgerWatch
 from pooler.demo.postgres import Limits, Server
 from pooler.demo.process import free_ports, started_at
 from pooler.demo.serverlog import overlap_max, refusals_from_log, sessions_from_log
+from pooler.wire.cancel_keys import SECRET_BYTES_SHORT, ordinal_of
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.load import Clients
 from tests.support.postgres import Database, MakeServer, make_database
@@ -31,13 +33,6 @@ FLEET, ADDRESSES = "twohosts", {"host-a": "127.0.0.1", "host-b": "127.0.0.2"}
 PERMITS, CLIENTS = 8, 10
 ADMIN_RESERVE = REAPERS = 1
 MORE = {"etcd": {"lease_ttl": "2s"}, "pool": {"query_wait_timeout": "20s", "server_idle_timeout": "2s"}}
-
-
-class Holder(NamedTuple):
-    """A worker, by its boot id."""
-
-    host: str
-    owner: str
 
 
 @dataclass
@@ -59,9 +54,14 @@ class Hosts:
         """Main permits by the host of their owner."""
         return Counter(each.host for each in self.watch.now().values() if each.kind == "main")
 
-    def held_by_worker(self) -> Counter[Holder]:
-        return Counter(Holder(each.host, each.owner) for each in self.watch.now().values()
-                       if each.kind == "main")
+    def held_by_worker(self) -> Counter[str]:
+        """The same by the boot id of their owner."""
+        return Counter(each.owner for each in self.watch.now().values() if each.kind == "main")
+
+    def clients_by_worker(self, loads: Iterable[Returning]) -> Counter[str]:
+        """Where the clients of these loads are, by the boot id of their worker."""
+        boots = {each.ordinal: each.boot_id for each in self.watch.workers()}
+        return Counter(boots[ordinal] for load in loads for ordinal in load.ordinals.values())
 
     def kill(self, host: str) -> None:
         """SIGKILL to each process of a host, as nearly at once as can be."""
@@ -99,10 +99,15 @@ class Returning(Clients):
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn, CLIENTS)
         self.done = 0
+        self.ordinals = dict[int, int]()  # of the worker of each that came in
 
     def work(self, number: int) -> None:
         while not self.over.wait(0.05):
             with suppress(psycopg.Error), psycopg.connect(self.dsn, autocommit=True) as connection:
+                key = connection.info.backend_pid.to_bytes(4, "big") + bytes(SECRET_BYTES_SHORT)
+                ordinal = ordinal_of(key)
+                assert ordinal is not None
+                self.ordinals[number] = ordinal
                 while not self.over.is_set():
                     connection.execute("select pg_sleep(0.002)")
                     self.done += 1
@@ -157,23 +162,24 @@ def test_the_budget_holds_over_both_and_a_dead_hosts_permits_come_back_by_the_ot
     assert refusals_from_log(hosts.server.log) == []
 
 
-def share_evenly(held: Counter[Holder]) -> bool:
-    """Whether each host has about half; or, where the kernel gave all clients of a host to one of its
-    workers, that one as much as each worker of the other host."""
-    of = Counter({host: sum(n for each, n in held.items() if each.host == host) for host in ADDRESSES})
-    if min(of.values()) == 0:
-        return False
-    return min(of.values()) >= PERMITS / 2 - 1 or max(held.values()) - min(held.values()) < 2
+def share_evenly(held: Counter[str], clients: Counter[str]) -> bool:
+    """Whether all is in use and no worker, of either host, has two more than one that could use another.
+
+    How many clients a worker has is for the kernel to say, which gives each to whom it finds awake.
+    """
+    short = [each for each in clients if held[each] < clients[each]]
+    return held.total() == PERMITS and all(held[most] - held[each] < 2 for each in short for most in held)
 
 
 @pytest.mark.timeout(240)
 def test_whom_another_host_left_no_permit_gets_its_share_within_seconds(hosts: Hosts) -> None:
     first, second = (Returning(hosts.dsn(host)) for host in ADDRESSES)
-    held = list[Counter[Holder]]()
+    held = list[Counter[str]]()
 
     def even() -> bool:
         held.append(hosts.held_by_worker())
-        return share_evenly(held[-1])
+        clients = hosts.clients_by_worker((first, second))
+        return clients.total() == 2 * CLIENTS and share_evenly(held[-1], clients)
 
     with first.running():
         wait_until(lambda: hosts.held() == {"host-a": PERMITS}, "one host has them all", 30)
