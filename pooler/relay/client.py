@@ -227,7 +227,7 @@ class ClientConn(Asking):
             self.break_off(broken.sqlstate, str(broken))
 
     def _ask(self, data: bytes) -> bytes:
-        """Get a session for this. → what is to be passed on or asked for again; the rest waits, or is done."""
+        """Get a session for this. → what is to be passed on or asked for again; the rest waits or is done."""
         if len(data) < 5:
             self.buffer = data
             return b""

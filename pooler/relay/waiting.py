@@ -50,5 +50,6 @@ def why_refused(client: ClientConn) -> PoolerError:
     """Why a client was not even queued."""
     if client.ticket.state is TicketState.QUEUE_EXPIRED:
         pool = client.pool
-        return wait_ended(pool, client, 0.0, f"all {len(pool.core.active)} sessions of this worker are in use")
+        why = f"all {len(pool.core.active)} sessions of this worker are in use"
+        return wait_ended(pool, client, 0.0, why)
     return client.pool.last_error or NotServing("no session can be had")

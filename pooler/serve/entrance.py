@@ -203,7 +203,8 @@ class Entrance:
             application_name = asked.parameters.get("application_name", "")
             address = f"{asked.address.host}:{asked.address.port}"
             client = ClientConn(
-                registry.parts.reactor, pool, raw.release(), address, key, parameters, application_name, asking)
+                registry.parts.reactor, pool, raw.release(), address, key, parameters,
+                application_name, asking)
         except BaseException:
             if session is not None:
                 pool.core.break_promise(session)

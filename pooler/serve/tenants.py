@@ -1,5 +1,5 @@
-"""Tenant and class of a client: by the first rule of `tenants` that fits it, and by its own choice where no rule
-has given one. Decides nothing else, and keeps nothing."""
+"""Tenant and class of a client: by the first rule of `tenants` that fits it, and by its own choice where no
+rule has given one. Decides nothing else, and keeps nothing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ ASKED = {
                   "T D:1 C:SELECT 1 Z:I C:SET Z:I T D:a C:SHOW Z:I T D:2 C:SELECT 1 Z:I"),
     "in a transaction": ([query("begin"), query(SET), query(SHOW), query("rollback"), query(SHOW)],
                          "C:BEGIN Z:T | C:SET Z:T | T D:a C:SHOW Z:T | C:ROLLBACK Z:I | T D:a C:SHOW Z:I"),
-    "wrong in a transaction": ([query("begin"), query("SET pooler.deadline = 'x'"), query(SET), query("rollback")],
+    "wrong in a transaction": ([query("begin"), query("SET pooler.deadline = 'x'"), query(SET),
+                                query("rollback")],
                                "C:BEGIN Z:T | E:22023 Z:E | E:25P02 Z:E | C:ROLLBACK Z:I"),
     "extended": ([parse(SHOW) + describe("S") + bind() + describe() + execute() + SYNC],
                 "1 t T 2 T D:u C:SHOW Z:I"),
@@ -99,6 +100,8 @@ def test_the_limit_that_ended_a_wait_is_named_with_its_value_and_how_to_retry() 
         assert error.sqlstate == "57014"
         assert "pooler.deadline = 50ms" in error.fields["M"]
         assert error.fields["M"].startswith("waited 60 ms for a session")
+        assert error.fields["H"].startswith("retry=after after_ms=")
+        assert error.fields["H"].endswith(" ticket=t-1\nSHOW WAITERS")
         w.say(holder, query("commit"))
         assert w.say(client, query("select 2")) == "T D:2 C:SELECT 1 Z:I"
 
