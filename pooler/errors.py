@@ -71,6 +71,13 @@ class NoPermit(PoolerError):
         self.reason = reason
 
 
+class QueueFull(PoolerError):
+    """As many wait for a session as the policy lets."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+
+
 class TooManyClients(PoolerError):
     """A client limit is reached."""
 

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import NotServing, PoolerError, WaitEnded
+from pooler.errors import PoolerError, WaitEnded
 from pooler.relay import owed as o
 from pooler.relay import parting
 from pooler.relay.keeping import unpin
@@ -242,7 +242,7 @@ class ClientConn:
         if ticket.waiting:
             self.buffer = data
             return b""
-        return refuse_unsent(self, pool.last_error or NotServing("no session can be had"), data)
+        return refuse_unsent(self, pool.why_refused, data)
 
     def _granted(self, server: ServerConn) -> None:
         """A waiting ticket got its session (called by whoever gave it back)."""

@@ -116,6 +116,8 @@ def change_pool(client: ClientConn, new: Pool) -> bool:
     old.clients.discard(client)
     old.pinned.discard(client)
     client.pool, client.holds = new, new.holds_session
+    account = client.ticket.account
+    client.ticket.account = new.book.account(account.tenant, account.asked)
     new.clients.add(client)
     if waits:
         data, client.buffer = client.buffer, b""

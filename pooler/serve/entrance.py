@@ -208,6 +208,7 @@ class Entrance:
             if session is not None:
                 pool.core.break_promise(session)
             raise
+        client.ticket.account = pool.book.account(tenant, klass)
         client.ticket.promised = session
         client.proven = True
         return client

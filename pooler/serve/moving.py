@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from coordinator.session_table import decode_who
 from pooler.errors import PoolerError
 from pooler.net.client_count import ClientCount
 from pooler.observe.events import Event
@@ -119,6 +120,7 @@ class Arrivals:
             log.error(Event.SOMETHING_FAILED, what="a client could not be taken over", why=str(fault))
             sock.close()
             return False
+        client.ticket.account = pool.book.account(*decode_who(moved.who)[:2])
         self._count.enter_always()
         registry.admit_always(moved.name, moved.user)
         pool.clients.add(client)
