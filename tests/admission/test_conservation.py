@@ -16,7 +16,8 @@ from tests.pool.fake_session import FakeSession
 
 T = TicketState
 TENANTS = {"a": {"weight": 3}, "b": {"inflight": 1}, "c": {"weight": 2, "inflight": 2}}
-INTERACTIVE: dict[str, Any] = {"permits": 3, "maxQueue": 5, "agingLimitSeconds": 4.0, "queueDeadlineSeconds": 20.0}
+INTERACTIVE: dict[str, Any] = {
+    "permits": 3, "maxQueue": 5, "agingLimitSeconds": 4.0, "queueDeadlineSeconds": 20.0}
 CLASSES: dict[str, dict[str, Any]] = {"interactive": INTERACTIVE, "batch": {"permits": 2}}
 
 
