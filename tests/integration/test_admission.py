@@ -84,7 +84,8 @@ def test_two_tenants_of_one_pool_share_it_by_their_weights(fleet: RunningFleet) 
     with running([lambda tenant=tenant: client(tenant) for tenant in ("heavy", "light")  # type: ignore[misc]
                   for _ in range(8)]) as raised:
         try:
-            wait_until(lambda: class_row(fleet, "interactive")["waiting"] == 16 - SESSIONS, "all clients ask", 30)
+            wait_until(
+                lambda: class_row(fleet, "interactive")["waiting"] == 16 - SESSIONS, "all clients ask", 30)
             counting.set()
             wait_until(lambda: served.total() >= 1_500, "enough transactions", 60)
             counting.clear()
