@@ -22,14 +22,15 @@ def end_late_waits(pool: Pool, now: float) -> None:
     for ticket in pool.core.expired(now) if pool.core.waiting else ():
         waited = now - ticket.queued_at
         ticket.refused(WaitEnded(
-            f"{which_limit(ticket)}: no session of database {pool.plan.name!r} for user {pool.plan.user!r} "
-            f"became free in {waited:.1f} s: {why_waits(pool, ticket)}"))
+            f"{which_limit(pool, ticket)}: no session of database {pool.plan.name!r} for user "
+            f"{pool.plan.user!r} became free in {waited:.1f} s: {why_waits(pool, ticket)}"))
 
 
-def which_limit(ticket: Ticket) -> str:
+def which_limit(pool: Pool, ticket: Ticket) -> str:
     """By what a ticket's wait is bounded."""
     klass = ticket.account.klass
-    if ticket.deadline < ticket.queued_at + klass.wait_seconds_max:
+    if pool.wait_timeout_seconds <= klass.wait_seconds_max or (
+            ticket.deadline < ticket.queued_at + klass.wait_seconds_max):
         return "query_wait_timeout"
     limit = "queueDeadline" if klass.queue_deadline_seconds <= klass.max_wait_seconds else "maxWait"
     return f'{limit} {klass.wait_seconds_max:g} s of class "{klass.name}"'
