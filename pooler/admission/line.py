@@ -58,7 +58,9 @@ class Line:
         """Somebody waits."""
         account = ticket.account
         klass = account.klass
-        group = self._groups.get(klass) or self._group(klass)
+        group = self._only
+        if group is None or group.klass is not klass:
+            group = self._groups.get(klass) or self._group(klass)
         self.size += 1
         klass.waiting += 1
         if group.solo is account:

@@ -28,9 +28,10 @@ class TokenBucket(Generic[N]):
     __slots__ = ("_at", "_level", "burst", "rate")
 
     def __init__(self, rate: N, burst: N, level: N, now: N) -> None:
-        self.rate, self.burst = rate, burst
-        self._level = min(level, burst)
-        self._at = now
+        self.rate: N = rate
+        self.burst: N = burst
+        self._level: N = min(level, burst)
+        self._at: N = now
 
     def settle(self, now: N) -> N:
         """What has come in until now is there; the level."""

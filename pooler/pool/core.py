@@ -106,20 +106,19 @@ class PoolCore(Generic[S]):
         its class's queue is full. Latest returned first."""
         if ticket.promised is not None:
             self._bring_forward(ticket)
-        account = ticket.account
-        if (self.idle and self.serving and not self.paused
-                and account.klass.executing < account.klass.allotted
-                and account.executing < account.inflight_max
-                and ticket.queued_at - self.idle[-1].idle_since < self.check_after
+        idle, account = self.idle, ticket.account
+        klass = account.klass
+        if (idle and self.serving and not self.paused
+                and klass.executing < klass.allotted and account.executing < account.inflight_max
+                and ticket.queued_at - idle[-1].idle_since < self.check_after
                 and ticket.queued_at < self.grants_until
                 and (not self.waiting.size or self.waiting.lets_pass(account))):
-            session = self.idle.pop()
+            session = idle.pop()
             ticket.bind(session)
             self.active.add(session)
             if self.serves_once:
                 session.expires_at = 0.0
             return session
-        klass = account.klass
         if klass.waiting >= klass.queue_max:
             ticket.end(TicketState.REJECTED)
             account.refused += 1

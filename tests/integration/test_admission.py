@@ -61,7 +61,7 @@ def running(calls: list[Callable[[], None]]) -> Iterator[list[BaseException]]:
 
 def rows_of(fleet: RunningFleet, what: str) -> list[dict[str, object]]:
     with psycopg.connect(fleet.console(), autocommit=True, row_factory=dict_row) as console:
-        return console.execute(f"show {what}").fetchall()  # type: ignore[arg-type, return-value]
+        return console.execute(f"show {what}").fetchall()
 
 
 def class_row(fleet: RunningFleet, name: str) -> dict[str, object]:
