@@ -123,9 +123,13 @@ class Policy:
             "executionClasses": {
                 name: {"permits": each.permits, "maxQueue": each.max_queue,
                        "queueDeadlineSeconds": each.queue_deadline_seconds,
+                       "maxWaitSeconds": each.max_wait_seconds,
+                       "agingLimitSeconds": each.aging_limit_seconds,
                        "transactionLimitSeconds": each.transaction_limit_seconds}
                 for name, each in self.classes.items()
             },
+            "tenants": {name: {"weight": each.weight, "inflight": each.inflight}
+                        for name, each in self.tenants.items()},
         }
 
 

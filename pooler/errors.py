@@ -80,6 +80,14 @@ class NoPermit(PoolerError):
         self.reason = reason
 
 
+class QueueFull(PoolerError):
+    """As many wait for a session as the policy lets."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+    situation = "queue_full"
+
+
 class TooManyClients(PoolerError):
     """A client limit is reached."""
 

@@ -1,14 +1,20 @@
 """The request ticket: who may wait for a session, who may use one now, and how that ends.
 
 One object per waiting party; its state changes in one place. Cancel and grant may meet at the same instant:
-whichever call comes first wins, the other is told so by its answer. Pure: `now` is an argument.
+whichever call comes first wins, the other is told so by its answer. That it executes is counted here, where
+its state says so, in its account and its class. Pure: `now` is an argument.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pooler.admission.classes import NOBODY
+
+if TYPE_CHECKING:
+    from pooler.admission.classes import Account
 
 
 class TicketState(Enum):
@@ -56,11 +62,17 @@ class Ticket:
     instead. Both are called synchronously by whoever decides.
     """
 
-    __slots__ = ("deadline", "granted", "holder", "promised", "queued_at", "refused", "session", "state")
+    __slots__ = (
+        "account", "deadline", "granted", "holder", "next_account", "promised", "queued_at", "refused",
+        "session", "state",
+    )
 
     def __init__(
-        self, granted: Callable[[Any], None], refused: Callable[[Exception], None], holder: Any = None
+        self, granted: Callable[[Any], None], refused: Callable[[Exception], None], holder: Any = None,
+        account: Account = NOBODY,
     ) -> None:
+        self.account = account
+        self.next_account: Account | None = None  # of its next use
         self.granted = granted
         self.refused = refused
         self.holder = holder
@@ -90,6 +102,10 @@ class Ticket:
         # EXECUTION_GRANTED and CHECKING_OUT are passed through: nothing can come between without an await
         self.state = _IN_TRANSACTION
         self.session = session
+        account = self.account
+        account.executing += 1
+        account.served += 1
+        account.klass.executing += 1
         return True
 
     def release(self) -> None:
@@ -98,6 +114,22 @@ class Ticket:
             self._move(TicketState.REQUEST_RELEASED)
         self.state = _RELEASED
         self.session = None
+        account = self.account
+        klass = account.klass
+        account.executing -= 1
+        if klass.starved or account.parked:
+            klass.freed(account)
+        else:
+            klass.executing -= 1
+        if self.next_account is not None:
+            self.account, self.next_account = self.next_account, None
+
+    def charge(self, account: Account) -> None:
+        """Its uses are this account's from the next one on; one that is under way stays where it is."""
+        if self.state in ENDS:
+            self.account, self.next_account = account, None
+        else:
+            self.next_account = account
 
     def end(self, state: TicketState) -> bool:
         """Leave the queue as CANCELLED, QUEUE_EXPIRED or REJECTED. False if it is no longer waiting."""

@@ -68,6 +68,12 @@ _SPECS: Final = {
     "awaited_proof:t",
     "leaks": "database:t user:t permit:t pid:i why:t late:t age_ms:l limit_ms:l waits_for:t silent_ms:l "
     "client:t application_name:t tenant:t class:t last_command:t worker:t",
+    "classes": "database:t class:t permits:i allotted:i executing:i waiting:i max_queue:i oldest_wait_ms:l "
+    "refused:l worker:t",
+    "tenants": "database:t tenant:t class:t weight:i inflight:i executing:i waiting:i served:l refused:l "
+    "worker:t",
+    "waiters": "database:t user:t client:t application_name:t tenant:t class:t position:i waited_ms:l "
+    "bound_by:t worker:t",
     "workers": "worker:t index:i boot_id:t state:t clients:i waiting:i sessions:i linked:i",
 }
 

@@ -171,14 +171,13 @@ class Fleet:
 
     def _policy(self) -> dict[str, Any]:
         permits = self.plan.permits
-        batch = max(1, permits // 4)
+        batch = max(1, permits // 4) if self.plan.tenants else 0
         return {
             "schema": "dbAdmissionPolicy.v1", "database": self.plan.ledger, "generation": 1,
             "serverSessionPermits": permits, "adminReserve": self.plan.admin_reserve,
             "executionClasses": {
-                "interactive": {"permits": permits - batch, "maxQueue": 5000},
-                "batch": {"permits": batch, "maxQueue": 5000},
-            } if permits > 1 else {"interactive": {"permits": permits, "maxQueue": 5000}},
+                "interactive": {"permits": permits - batch, "maxQueue": 5000, "queueDeadline": "2m"},
+            } | ({"batch": {"permits": batch, "maxQueue": 5000, "queueDeadline": "2m"}} if batch else {}),
             "fairness": "weighted-deficit-v2", **self.plan.policy,
         }
 

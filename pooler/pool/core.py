@@ -1,8 +1,9 @@
 """Who gets which session of one pool, and when another is to be opened or one closed.
 
 Pure: no tasks, sockets or clock; every call is one decision and returns what is to be done. A session is
-IDLE in `idle`, ACTIVE in `active`, or not in the core at all (being opened, closed). Waiting tickets are
-served first come, first served; a ticket that ended leaves the queue at once: its holder may start it anew.
+IDLE in `idle`, ACTIVE in `active`, or not in the core at all (being opened, closed). A ticket waits for a
+session and for room in its class at once, and gets both or neither; whose turn it is, the line says. A ticket
+that ended leaves the line at once: its holder may start it anew.
 
 An idle session may be promised to a client that was told of it and has not asked for anything. Nothing is
 held for it: who else asks gets that session if there is no other.
@@ -10,10 +11,12 @@ held for it: who else asks gets that session if there is no other.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from pooler.admission.group import Group
+from pooler.admission.line import Line
 from pooler.admission.ticket import Ticket, TicketState
 
 
@@ -56,6 +59,7 @@ class PoolCore(Generic[S]):
         "grants_until",
         "idle",
         "logins",
+        "on_room",
         "opening",
         "opening_max",
         "paused",
@@ -71,7 +75,8 @@ class PoolCore(Generic[S]):
         self.opening_max = opening_max
         self.idle: list[S] = []
         self.active: set[S] = set()
-        self.waiting: OrderedDict[Ticket, None] = OrderedDict()
+        self.waiting = Line(self._serve)
+        self.on_room: Callable[[], None] = _nothing  # somebody may execute, and has no session to do it on
         self.logins = 0  # clients at their login that want to be told of a session, and there is none
         self.opening = 0
         self.closing = 0
@@ -97,25 +102,58 @@ class PoolCore(Generic[S]):
         return self.paused or not self.serving
 
     def request(self, ticket: Ticket) -> S | None:
-        """Bind an idle session to a started ticket, or queue it. Latest returned first."""
+        """Bind an idle session to a started ticket, or queue it; one that does not wait then was refused, for
+        its class's queue is full. Latest returned first."""
         if ticket.promised is not None:
             self._bring_forward(ticket)
-        if (self.idle and not self.waiting and self.serving and not self.paused
-                and ticket.queued_at - self.idle[-1].idle_since < self.check_after
-                and ticket.queued_at < self.grants_until):
-            session = self.idle.pop()
+        idle, account = self.idle, ticket.account
+        klass = account.klass
+        if (idle and self.serving and not self.paused
+                and klass.executing < klass.allotted and account.executing < account.inflight_max
+                and ticket.queued_at - idle[-1].idle_since < self.check_after
+                and ticket.queued_at < self.grants_until
+                and (not self.waiting.size or self.waiting.lets_pass(account))):
+            session = idle.pop()
             ticket.bind(session)
             self.active.add(session)
             if self.serves_once:
                 session.expires_at = 0.0
             return session
-        self.waiting[ticket] = None
+        if klass.waiting >= klass.queue_max:
+            ticket.end(TicketState.REJECTED)
+            account.refused += 1
+            klass.refused += 1
+            return None
+        latest = ticket.queued_at + klass.wait_seconds_max
+        if latest < ticket.deadline:  # noqa: PLR1730 - a call less
+            ticket.deadline = latest
+        self.waiting.add(ticket)
         return None
+
+    def _serve(self, group: Group, now: float) -> bool:
+        """There is room for these waiters again: one of them gets an idle session, if one can be had."""
+        if self.idle and self._may_grant(now) and now - self.idle[-1].idle_since < self.check_after:
+            ticket = self.waiting.take(group, now)
+            if ticket is not None:
+                self._grant(ticket, self.idle.pop())
+                return True
+        self.on_room()
+        return False
+
+    def _may_grant(self, now: float) -> bool:
+        return self.serving and not self.paused and now < self.grants_until
+
+    def _grant(self, ticket: Ticket, session: S) -> None:
+        ticket.bind(session)
+        self.active.add(session)
+        if self.serves_once:
+            session.expires_at = 0.0
+        ticket.granted(session)
 
     def promise(self) -> S | None:
         """An idle session that is promised to nobody, for the client that is told of it: the caller sets its
         ticket's `promised`, or `break_promise`s. It is the last to be given to others."""
-        if self.waiting or self.blocked:
+        if self.waiting.size or self.blocked:
             return None
         session = next((each for each in reversed(self.idle) if not each.promised), None)
         if session is not None:
@@ -138,7 +176,7 @@ class PoolCore(Generic[S]):
 
     def withdraw(self, ticket: Ticket, state: TicketState) -> bool:
         """End a waiting ticket. False if it was granted (or ended) already: then its session is in use."""
-        self.waiting.pop(ticket, None)
+        self.waiting.remove(ticket)
         return ticket.end(state)
 
     def usable(self, session: S, now: float) -> bool:
@@ -147,7 +185,7 @@ class PoolCore(Generic[S]):
                 and (now < session.expires_at or not self.ages) and self.serving)
 
     def give(self, session: S, now: float) -> bool:
-        """A clean session (returned, or new) goes to the oldest live waiter, or becomes idle.
+        """A clean session (returned, or new) goes to the waiter whose turn it is, or becomes idle.
 
         False: it is not to be used any more and the caller closes it (it has left the core).
         """
@@ -157,15 +195,15 @@ class PoolCore(Generic[S]):
         if self.shed or not self.usable(session, now):
             self.shed = max(0, self.shed - 1)
             return False
-        if self.waiting and not self.paused and now < self.grants_until:
-            ticket = next(iter(self.waiting))
-            del self.waiting[ticket]
-            ticket.bind(session)
-            self.active.add(session)
-            if self.serves_once:
-                session.expires_at = 0.0
-            ticket.granted(session)
-            return True
+        if self.waiting.size and not self.paused and now < self.grants_until:
+            ticket = self.waiting.next(now)
+            if ticket is not None:
+                ticket.bind(session)
+                self.active.add(session)
+                if self.serves_once:
+                    session.expires_at = 0.0
+                ticket.granted(session)
+                return True
         session.idle_since = now
         self.idle.append(session)
         return True
@@ -192,16 +230,18 @@ class PoolCore(Generic[S]):
         return False
 
     def openings_wanted(self) -> int:
-        """How many more sessions to start opening now; the caller counts them in `opening`."""
-        wanted = min(len(self.waiting) - len(self.checking) + self.logins, self.opening_max) - self.opening
-        if wanted <= 0 or self.blocked:
+        """How many more sessions to start opening now; the caller counts them in `opening`. None for those
+        who could not execute if they had one."""
+        room = self.size_max - self.total
+        if room <= 0 or self.blocked:
             return 0
-        return max(0, min(wanted, self.size_max - self.total))
+        wanted = min(self.waiting.servable() - len(self.checking) + self.logins, self.opening_max)
+        return max(0, min(wanted - self.opening, room))
 
     def take_to_check(self) -> list[S]:
         """Idle sessions that are to be checked now, one for each that waits: in use until they are given."""
         taken: list[S] = []
-        while self.idle and not self.blocked and len(self.waiting) > len(self.checking):
+        while self.idle and not self.blocked and self.waiting.servable() > len(self.checking):
             session = self.idle.pop()
             self.active.add(session)
             self.checking.add(session)
@@ -210,20 +250,29 @@ class PoolCore(Generic[S]):
 
     def oldest_wait(self) -> float:
         """Since when somebody waits; infinity where nobody does."""
-        return next(iter(self.waiting)).queued_at if self.waiting else float("inf")
+        return self.waiting.oldest_queued_at()
 
     def count_waiting(self) -> int:
         """Who waits now."""
-        return len(self.waiting)
+        return self.waiting.size
+
+    def count_servable(self) -> int:
+        """Who waits for nothing but a session."""
+        return self.waiting.servable()
 
     def wake(self, now: float) -> list[S]:
         """Serve waiters from idle sessions after a block was lifted; returns those to close instead."""
         retired: list[S] = []
-        while (self.idle and not self.blocked and self.waiting and now < self.grants_until
+        while (self.idle and self.waiting.size and self._may_grant(now)
                and now - self.idle[-1].idle_since < self.check_after):
-            session = self.idle.pop()
-            if not self.give(session, now):
-                retired.append(session)
+            if self.shed or not self.usable(self.idle[-1], now):
+                self.shed = max(0, self.shed - 1)
+                retired.append(self.idle.pop())
+                continue
+            ticket = self.waiting.next(now)
+            if ticket is None:
+                break
+            self._grant(ticket, self.idle.pop())
         return retired
 
     def expired(self, now: float) -> list[Ticket]:
@@ -262,16 +311,20 @@ class PoolCore(Generic[S]):
 
     def count(self) -> PoolCount:
         """The snapshot."""
-        oldest = next(iter(self.waiting)).queued_at if self.waiting else None
+        waiting = self.waiting.size
         return PoolCount(
-            len(self.active), len(self.idle), self.opening, self.closing, len(self.waiting), oldest)
+            len(self.active), len(self.idle), self.opening, self.closing, waiting,
+            self.waiting.oldest_queued_at() if waiting else None)
 
     def check(self) -> None:
         """Assert what must always hold."""
         assert self.opening >= 0
         assert self.closing >= 0
         assert not any(s in self.active for s in self.idle)
-        assert all(ticket.waiting for ticket in self.waiting)
+        self.waiting.check()
         assert self.checking <= self.active
         grants = not self.blocked and self.grants_until == float("inf")
-        assert not (grants and self.idle and len(self.waiting) > len(self.checking))
+        assert not (grants and self.idle and self.waiting.servable() > len(self.checking))
+
+
+def _nothing() -> None: ...

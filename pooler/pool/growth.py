@@ -108,7 +108,7 @@ class Growth:
         core = self._pool.core
         in_use = len(core.idle) + len(core.active)
         return not core.blocked and (
-            core.count_waiting() > 0 or core.logins > 0 or in_use < self._pool.plan.size_min)
+            core.count_servable() > 0 or core.logins > 0 or in_use < self._pool.plan.size_min)
 
     async def _wait_out_failure(self) -> None:
         with trio.move_on_after(max(0.0, self._retry_at - monotonic())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pooler.admission.ticket import Ticket
 from pooler.pool.pool import Pool
 from pooler.relay import owed as o
 from pooler.relay.parting import end_if_late
@@ -17,9 +18,20 @@ CANCELLED_SECONDS = 1.0  # for a client to end its transaction after a cancel
 
 
 def end_late_waits(pool: Pool, now: float) -> None:
-    """query_wait_timeout, pooler.deadline: a ticket past its deadline is answered."""
+    """query_wait_timeout, pooler.deadline, or what its class lets a ticket wait: one past its deadline is
+    answered."""
     for ticket in pool.core.expired(now) if pool.core.waiting else ():
-        ticket.refused(wait_ended(pool, ticket.holder, now - ticket.queued_at, why_none(pool)))
+        ticket.refused(wait_ended(pool, ticket, now - ticket.queued_at, why_waits(pool, ticket)))
+
+
+def why_waits(pool: Pool, ticket: Ticket) -> str:
+    """What this ticket waits for."""
+    account, klass = ticket.account, ticket.account.klass
+    if account.executing >= account.inflight_max:
+        return f'tenant "{account.tenant}" executes {account.executing} (inflight {account.inflight_max})'
+    if klass.executing >= klass.allotted:
+        return f'class "{klass.name}" executes {klass.in_use} of {klass.allotted} that this worker may'
+    return why_none(pool)
 
 
 def why_none(pool: Pool) -> str:
@@ -139,8 +151,7 @@ def tell_who_waits(pool: Pool, now: float) -> None:
 def use_reserve(pool: Pool, now: float) -> None:
     """reserve_pool_size: sessions more while somebody has waited for reserve_pool_timeout."""
     core, plan = pool.core, pool.plan
-    waited = core.waiting and now - next(iter(core.waiting)).queued_at > (
-        plan.settings.reserve_pool_timeout_seconds)
+    waited = now - core.oldest_wait() > plan.settings.reserve_pool_timeout_seconds
     if plan.reserve and waited:
         core.size_max = plan.size_max + plan.reserve
         pool.grow()

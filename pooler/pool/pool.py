@@ -18,8 +18,9 @@ import structlog
 import trio
 
 from coordinator.session_table import SessionTable
+from pooler.admission.classes import Classes
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import NotServing, PoolerError
+from pooler.errors import NotServing, PoolerError, QueueFull
 from pooler.net.tls_context import ServerTls
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
@@ -52,6 +53,7 @@ SPARE_SECONDS = 0.5  # what was idle for so long can be spared for another worke
 CLOSE_TIMEOUT_SECONDS = 5.0
 LIFETIME_JITTER = 0.2
 IDLE = 0x49
+QUEUED = TicketState.QUEUED
 
 log = structlog.get_logger()
 
@@ -77,18 +79,24 @@ class Parts:
     gates: Gates = field(default_factory=Gates)
     cut_off: CutOff = field(default_factory=CutOff)
     places: UserPlaces = field(default_factory=UserPlaces)
+    classes: Classes = field(init=False)
     tickets: int = 0
     servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each
+
+    def __post_init__(self) -> None:
+        """Who lacked room in his class is served behind the events that freed it."""
+        self.classes = Classes(lambda: self.reactor.at_end(lambda: self.classes.settle(monotonic())))
 
 
 class Pool:
     """The sessions and clients of one (database, user) in this worker."""
 
     def __init__(self, parts: Parts, plan: PoolPlan) -> None:
-        self.parts, self.plan = parts, plan
+        self.parts, self.plan, self.book = parts, plan, parts.classes.of(plan.ledger)
         self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
-        self.core.grants_until = parts.cut_off.until
+        self.core.grants_until, self.core.on_room = parts.cut_off.until, self.grow
+        self.refused: PoolerError | None = None  # what a ticket was refused with by the request just made
         self.statements, self.look = parts.statements, parts.look.residue
         self.look_at_piece = parts.look.residue_of_piece
         self.custom_names = parts.look.custom
@@ -141,16 +149,25 @@ class Pool:
     def request(self, ticket: Ticket) -> ServerConn | None:
         """A session at once, or the ticket waits and will be called.
 
-        One that does not even wait then was refused at once: `last_error` says why; it is not called.
+        One that does not even wait then was refused at once: `why_refused` says why; it is not called.
         """
         session = self.core.request(ticket)
         self.assignments += 1
         if session is None:
+            if ticket.state is not QUEUED:
+                self.refused = _queue_full(ticket)
+                return None
             if self.growth.last_error is not None and self.growth.refusal(monotonic()) is not None:
                 self.core.withdraw(ticket, TicketState.REJECTED)
+                self.refused = None
             if self.core.idle or self.core.opening < self.core.opening_max:  # else all are on their way
                 self.grow()
         return session
+
+    @property
+    def why_refused(self) -> PoolerError:
+        """Why the request that was made last neither has a session nor waits."""
+        return self.refused or self.last_error or NotServing("no session can be had")
 
     @property
     def last_error(self) -> PoolerError | None:
@@ -353,7 +370,7 @@ class Pool:
             client.bind(server)
         try:
             if server is None and not ticket.waiting:
-                raise self.last_error or NotServing("no session can be had")
+                raise self.why_refused
             await client.bound()  # may raise Cancelled even if the ticket was granted meanwhile
             yield client
         finally:
@@ -368,3 +385,10 @@ class Pool:
         if self.greeting is None:
             raise NotServing("no server session could be opened")
         return self.greeting
+
+
+def _queue_full(ticket: Ticket) -> QueueFull:
+    account, klass = ticket.account, ticket.account.klass
+    return QueueFull(
+        f'the queue of class "{klass.name}" is full: {klass.waiting} wait for a session, and maxQueue is '
+        f'{klass.queue_max} (tenant "{account.tenant}")')

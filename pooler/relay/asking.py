@@ -7,7 +7,8 @@ holds from the moment it is set, whatever becomes of the transaction around.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.session_table import encode_who
 from pooler.wire.own_parameters import (
@@ -22,6 +23,10 @@ from pooler.wire.own_parameters import (
     deadline_seconds,
     shown_deadline,
 )
+
+if TYPE_CHECKING:
+    from pooler.admission.ticket import Ticket
+    from pooler.pool.pool import Pool
 
 
 class Asked(NamedTuple):
@@ -44,14 +49,11 @@ class OwnNames:
         self.portals: dict[bytes, Own] = {}
 
 
-def known_classes() -> frozenset[str] | None:
-    """The classes that there are; None: not known here, and every name is taken."""
-    return None
-
-
 class Asking:
     """A client as one who asks: read at each checkout."""
 
+    pool: Pool
+    ticket: Ticket
     __slots__ = ("address", "asked", "deadline_seconds", "klass", "own", "tenant", "ticket_id", "who")
 
     def __init__(self, address: str, asked: Asked) -> None:
@@ -65,8 +67,13 @@ class Asking:
         self.identify()
 
     def identify(self) -> None:
-        """What the session table says of its transactions from now on."""
+        """Whose its transactions are from the next one on, and what the session table says of them."""
         self.who = encode_who(self.tenant, self.klass, self.address, self.ticket_id)
+        self.ticket.charge(self.pool.book.account(self.tenant, self.klass))
+
+    def known_classes(self) -> Collection[str] | None:
+        """Those of the policy that is in force; None: that is not known."""
+        return self.pool.book.known()
 
     def get_asked(self, name: str) -> str:
         """As SHOW has it."""
@@ -78,7 +85,7 @@ class Asking:
         """None: as at the start. Raises OwnFault, and then nothing has changed."""
         if value is not None:
             value = checked(name, value)
-            check_class(name, value)
+            check_class(name, value, self.known_classes())
         if name in self.asked.fixed and value not in (None, self.get_asked(name)):
             raise OwnFault(f'parameter "{PREFIX}{name}" cannot be set', "42501",
                            "A rule of `tenants` in the pooler's configuration gives it.")
@@ -93,9 +100,8 @@ class Asking:
         self.identify()
 
 
-def check_class(name: str, value: str) -> None:
-    """Raises OwnFault for a class that there is not."""
-    known = known_classes()
+def check_class(name: str, value: str, known: Collection[str] | None) -> None:
+    """Raises OwnFault for a class that there is not. None: which there are is not known, and any is taken."""
     if name == CLASS and known is not None and value not in known:
         raise OwnFault(f'invalid value for parameter "{PREFIX}{CLASS}": "{value}"', "22023",
                        f"Available values: {', '.join(sorted(known))}.")

@@ -50,8 +50,9 @@ class ClientConn(Asking):
         self, reactor: Reactor, pool: Pool, sock: socket.socket, address: str, cancel_key: bytes,
         parameters: ParameterSet, application_name: str, asked: Asked,
     ) -> None:
-        super().__init__(address, asked)
         self.reactor, self.pool, self.sock = reactor, pool, sock
+        self.ticket = Ticket(self._granted, self._refused, self)
+        super().__init__(address, asked)
         self.fd = sock.fileno()
         self.recv, self.send = sock.recv, sock.send
         self.cancel_key = cancel_key
@@ -61,7 +62,6 @@ class ClientConn(Asking):
         self.statements: ClientStatements | None = None
         self.holds = pool.holds_session
         self.server: ServerConn | None = None
-        self.ticket = Ticket(self._granted, self._refused, self)
         self.buffer = b""
         self.chunks: list[bytes] | None = None  # of a message that is taken whole
         self.missing = self.refits = 0

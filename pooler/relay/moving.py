@@ -123,6 +123,7 @@ def change_pool(client: ClientConn, new: Pool) -> bool:
     old.clients.discard(client)
     old.pinned.discard(client)
     client.pool, client.holds = new, new.holds_session
+    client.identify()
     new.clients.add(client)
     if waits:
         data, client.buffer = client.buffer, b""

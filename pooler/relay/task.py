@@ -48,7 +48,7 @@ class TaskClient:
         self.skip = 0
         self.proven, self.fitting, self.last_sent = True, False, b""
         self.pool = pool
-        self.ticket = Ticket(self.bind, self._refuse, self)
+        self.ticket = Ticket(self.bind, self._refuse, self, pool.book.own)
         self.parameters: Any = None
         self.server: ServerConn | None = None
         self._error: Exception | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pooler.admission.budget import Limit, smallest
-from pooler.admission.ticket import TicketState
-from pooler.errors import NotServing, PoolerError, WaitEnded
+from pooler.admission.ticket import Ticket, TicketState
+from pooler.errors import PoolerError, WaitEnded
 from pooler.wire.own_parameters import shown_deadline
 
 if TYPE_CHECKING:
@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 QUERY_WAIT_TIMEOUT, DEADLINE = "query_wait_timeout", "pooler.deadline"
 
 
-def limit_of(pool: Pool, holder: Any) -> Limit:
-    """What a wait of this holder ends by. A task (no client) has the pool's limit alone."""
+def limit_of(pool: Pool, ticket: Ticket) -> Limit:
+    """What a wait of this ticket ends by. A task (no client) has the pool's limit alone."""
+    klass = ticket.account.klass
     return smallest((Limit(QUERY_WAIT_TIMEOUT, pool.wait_timeout_seconds),
-                     Limit(DEADLINE, getattr(holder, "deadline_seconds", math.inf))))
+                     Limit(DEADLINE, getattr(ticket.holder, "deadline_seconds", math.inf)),
+                     Limit(f'queueDeadline of class "{klass.name}"', klass.queue_deadline_seconds),
+                     Limit(f'maxWait of class "{klass.name}"', klass.max_wait_seconds)))
 
 
-def wait_ended(pool: Pool, holder: Any, waited_seconds: float, why: str) -> WaitEnded:
+def wait_ended(pool: Pool, ticket: Ticket, waited_seconds: float, why: str) -> WaitEnded:
     """What is said at the end of a wait, and `why` no session became free."""
-    limit = limit_of(pool, holder)
+    limit = limit_of(pool, ticket)
     where = f"session of database {pool.plan.name!r} for user {pool.plan.user!r}"
     if limit.name == QUERY_WAIT_TIMEOUT and limit.seconds:
         return WaitEnded(
@@ -51,5 +54,5 @@ def why_refused(client: ClientConn) -> PoolerError:
     if client.ticket.state is TicketState.QUEUE_EXPIRED:
         pool = client.pool
         why = f"all {len(pool.core.active)} sessions of this worker are in use"
-        return wait_ended(pool, client, 0.0, why)
-    return client.pool.last_error or NotServing("no session can be had")
+        return wait_ended(pool, client.ticket, 0.0, why)
+    return client.pool.why_refused

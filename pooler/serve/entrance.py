@@ -186,7 +186,7 @@ class Entrance:
         until = min(deadline, trio.current_time() + query) if query else deadline
         try:
             with trio.fail_at(until):
-                start, asking = self._start_of(asked)
+                start, asking = self._start_of(pool, asked)
                 told, parameters = await self._started(pool, asked, start, until)
         except (trio.TooSlowError, WaitEnded):  # whichever of the two clocks sees first that it is time
             if until < deadline:
@@ -213,7 +213,7 @@ class Entrance:
         client.proven = True
         return client
 
-    def _start_of(self, asked: LoggedIn) -> tuple[dict[bytes, bytes], Asked]:
+    def _start_of(self, pool: Pool, asked: LoggedIn) -> tuple[dict[bytes, bytes], Asked]:
         """What a client's start sets on its session, and who it says is asking. Raises LoginRefused."""
         settings = self._registry.settings.pool
         ignored = {name.lower() for name in settings.ignore_startup_parameters}
@@ -222,7 +222,7 @@ class Entrance:
         try:
             own = take_startup(start)
             if CLASS in own:
-                check_class(CLASS, own[CLASS])
+                check_class(CLASS, own[CLASS], pool.book.known())
         except OwnFault as fault:
             raise LoginRefused(f"{fault}. {fault.hint}", fault.code) from None
         if self._registry.settings.admin.as_pgbouncer:

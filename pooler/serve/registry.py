@@ -172,6 +172,7 @@ class Registry:
         """Tell the pools of this ledger what epoch it is. Pools that were stopped stay so."""
         if self.stopping:
             return
+        self.parts.classes.of(view.db).learn(view.policy)
         for pool in self.pools.values():
             if pool.plan.ledger == view.db:
                 steering.ledger_changed(pool, view)

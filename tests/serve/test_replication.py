@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.ledger.record import EpochState
+from pooler.admission.classes import Classes
 from pooler.errors import LoginRefused
 from pooler.pool.ledger_view import LedgerView
 from pooler.serve.cancelling import cancel_address
@@ -78,7 +79,7 @@ def test_it_ends_when_another_server_takes_over_and_not_when_the_ledger_is_away(
         plan=SimpleNamespace(ledger="shop/write"), opened=SimpleNamespace(epoch=3),
         break_off=lambda sqlstate, text: words.append(sqlstate))
     other: Any = SimpleNamespace(plan=SimpleNamespace(ledger="other/write"))
-    parts: Any = None
+    parts: Any = SimpleNamespace(classes=Classes())
     registry = Registry(settings("shop"), parts, replications={b"one": client, b"two": other})
     registry.ledger_changed(heard)
     assert words == (["57P01"] if ended else [])
