@@ -11,6 +11,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from pooler.errors import PoolerError
 from pooler.relay import owed as o
 from pooler.relay.asking import OwnNames
 from pooler.relay.extended import drop_unnamed
@@ -55,11 +56,13 @@ Wait = Callable[["ClientConn", "ServerConn", bytes], bytes]
 
 def answer_own(client: ClientConn, data: bytes) -> bytes | None:
     """Answer what of a client without a session is ours, from the beginning of `data`. → the rest; None if
-    that begins with something else."""
-    end = _own_end(client, data, 0)
-    if not end:
-        return None
-    return _answer_idle(client, data, end)
+    that begins with something else. A malformed one ends the client, as it would with a session."""
+    try:
+        end = _own_end(client, data, 0)
+        return _answer_idle(client, data, end) if end else None
+    except PoolerError as broken:  # the protocol, or a limit
+        client.break_off(broken.sqlstate, str(broken))
+        return b""
 
 
 def pass_among(

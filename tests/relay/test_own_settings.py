@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pooler.demo.client import FLUSH, SYNC, bind, close, describe, execute, parse, query
+from pooler.demo.client import FLUSH, SYNC, bind, close, describe, execute, message, parse, query
 from pooler.pool import janitor
 from pooler.relay.asking import Asked
 from tests.relay.scripts import GROUP, group
@@ -126,3 +126,15 @@ def test_what_a_rule_gives_cannot_be_set() -> None:
         assert w.say(client, query(SET)) == "E:42501 Z:I"
         assert w.say(client, query("SET pooler.class = 'a'")) == "C:SET Z:I"
         assert (client.conn.tenant, client.conn.klass) == ("u", "a")
+
+
+@pytest.mark.parametrize("said", [message(b"P", b"pooler.tenant"), message(b"P", b"\0show pooler.tenant")])
+def test_a_malformed_one_ends_its_sender_with_a_session_and_without(said: bytes) -> None:
+    with world() as w:
+        alone, holding, other = w.client(), w.client(), w.client()
+        assert w.say(alone, said) == "E:08P01"
+        w.say(holding, query("begin"))
+        assert w.say(holding, said) == "E:08P01"
+        assert (alone.closed, holding.closed) == (True, True)
+        w.open_session()
+        assert w.say(other, query("select 1")) == "T D:1 C:SELECT 1 Z:I"
