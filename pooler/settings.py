@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pooler.settings_etcd import EtcdSettings, TlsSettings
 from pooler.settings_load import (
     ConfigFaults,
     Fault,
@@ -14,7 +15,6 @@ from pooler.settings_models import (
     AdminSettings,
     AuthSettings,
     DatabaseSettings,
-    EtcdSettings,
     FailoverSettings,
     FleetSettings,
     HttpSettings,
@@ -25,14 +25,12 @@ from pooler.settings_models import (
     Role,
     ServiceSettings,
     Settings,
-    Strict,
     TenantMatch,
     TenantSettings,
-    TlsSettings,
     UserSettings,
 )
 from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings
-from pooler.settings_units import Address, PolicyFile
+from pooler.settings_units import Address, PolicyFile, Strict
 
 __all__ = [
     "Address",

@@ -98,7 +98,7 @@ class Worker:
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
             client_closed=self._client_closed, server_tls=self.encryption.servers)
         self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
-        self.parts.gates = Gates(spec["workers"])
+        self.parts.gates = Gates(self.permits, spec["workers"])
         self.parts.cut_off = CutOff(
             lambda: self.registry.settings.failover.on_ledger_loss == "stop", self.permits.lease_left_seconds,
             self.registry.pools.values)
@@ -185,7 +185,7 @@ class Worker:
                     janitor.end_idle_clients(pool, now)
                     janitor.tell_who_waits(pool, now)
                     janitor.use_reserve(pool, now)
-                    janitor.replenish(pool)
+                    janitor.replenish(pool, now)
                 if ticks % SLOW_TICKS == 0:  # once a second
                     janitor.end_hung_cleanups(pool, now)
                     janitor.end_late_partings(pool, now)

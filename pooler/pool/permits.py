@@ -275,6 +275,34 @@ class Permits:
         except LinkRefused as refused:
             raise FleetUnreachable(f"{op}: {refused.message or refused.code}") from None
 
+    # -- the gate
+
+    async def enter_gate(self, wait_seconds: float, **ask: Any) -> tuple[bool, bool]:
+        """Whether this host's coordinator lets one more connect in by then, and whether it had to wait.
+        Raises NoPermit where it does not answer. One that knows no gate lets in whoever asks."""
+        deadline = trio.current_time() + wait_seconds
+        with trio.move_on_at(deadline + ANSWER_SECONDS_MAX):
+            while True:
+                with trio.move_on_at(deadline):
+                    await self._uplink.settled()
+                if not self._uplink.is_settled:
+                    break
+                try:
+                    answer = await self._uplink.call(
+                        "create", wait_seconds=max(0.0, deadline - trio.current_time()), **ask)
+                    return bool(answer["in"]), bool(answer["waited"])
+                except LinkRefused as refused:
+                    if refused.code == "unknown_operation":
+                        return True, False
+                    raise NoPermit(refused.message or refused.code, refused.code) from None
+                except LinkLost:
+                    await trio.lowlevel.checkpoint()
+        raise NoPermit("this host's coordinator does not answer", "unreachable")
+
+    def leave_gate(self, request_id: str) -> None:
+        """That connect is over. Told, not waited for: where it is not heard, it is taken for over in time."""
+        self._uplink.notify("created", request_id=request_id)
+
     # -- asking
 
     async def _request(self, wish: Wish, deadline: float) -> Granted:

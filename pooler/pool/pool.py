@@ -47,7 +47,6 @@ from pooler.wire.session_state import Residue, TextLook, kinds
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
 
-OPENING_MAX = 2  # connects in flight of one pool of one worker
 SPARE_SECONDS = 0.5  # what was idle for so long can be spared for another worker
 CLOSE_TIMEOUT_SECONDS = 5.0
 LIFETIME_JITTER = 0.2
@@ -86,7 +85,7 @@ class Pool:
 
     def __init__(self, parts: Parts, plan: PoolPlan) -> None:
         self.parts, self.plan = parts, plan
-        self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
+        self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, plan.settings.scaling_max_parallel_creates)
         self.core.grants_until = parts.cut_off.until
         self.statements, self.look = parts.statements, parts.look.residue
         self.look_at_piece = parts.look.residue_of_piece
@@ -119,6 +118,7 @@ class Pool:
         if (excess := core.total - core.closing - core.shed - plan.size_max - plan.reserve) > 0:
             self.shed(excess, "the pool was made smaller")
         settings = plan.settings
+        core.opening_max = settings.scaling_max_parallel_creates
         self.check_query = b"" if settings.server_check_query == "<empty>" else (
             settings.server_check_query.encode())
         self.core.check_after = settings.server_check_delay_seconds if settings.server_check_query else (
@@ -235,6 +235,7 @@ class Pool:
     def retire(self, server: ServerConn, reason: str) -> None:
         """Close a session with proof; it is out of the core from now on."""
         self.core.remove(server)
+        self.growth.stir()
         if self.core.idle and self.core.waiting:
             self.grow()  # another may have to be asked
         server.close_down()
@@ -261,6 +262,7 @@ class Pool:
     def session_ended(self, server: ServerConn, orderly: bool) -> None:
         """The server ended it, or the connection broke."""
         self.core.remove(server)
+        self.growth.stir()
         self.grow()
         self.sessions_lost += 1
         log.warning(Event.SESSION_LOST, database=self.plan.name, permit=str(server.permit), orderly=orderly)
