@@ -189,6 +189,7 @@ class Worker:
                 if ticks % SLOW_TICKS == 0:  # once a second
                     janitor.end_hung_cleanups(pool, now)
                     janitor.end_late_partings(pool, now)
+                    pool.successors.look(now)
                     janitor.close_old_sessions(pool, now, self.permits.growth_allowed(pool.plan.ledger))
                     if janitor.is_unused(pool, now) and self._is_automatic(key):
                         del self.registry.pools[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -18,7 +19,16 @@ from pooler.pool.duty import BackendUnfit
 from pooler.pool.gate import BUSY, NotWanted, Place, PoolGate, ScalingCounts
 from pooler.pool.opener import OpenPlan, OpenSession, open_session
 from pooler.pool.places import Turn
-from pooler.pool.pressure import JITTER, Pressure, RecentTimes, Step, budget_seconds, warm_threshold
+from pooler.pool.pressure import (
+    JITTER,
+    SUCCESSORS_MAX,
+    Ends,
+    Pressure,
+    RecentTimes,
+    Step,
+    budget_seconds,
+    warm_threshold,
+)
 
 if TYPE_CHECKING:
     from pooler.pool.plan import PoolPlan
@@ -29,7 +39,8 @@ RETRY_FIRST_SECONDS = 0.25
 RESERVE_WAIT_SECONDS = 5.0
 TOLD_WAIT_SECONDS = 1.0  # at the gate, for a login that can do without
 RETAIN_SECONDS = 30.0  # retain_connections_time: what min_pool_size lacks is looked for again
-LOOK_SECONDS_MIN = 0.002  # between looks at who waits
+LOOKS, LOOK_SECONDS_MIN = 4, 0.002  # at who waits, while a session is expected; between two of them
+RESTARTS = (b"C57P01\0", b"C57P02\0")  # what a server that ends says to its sessions
 DEFERS = frozenset({BUSY, "full", "seats_full"})  # for min_pool_size alone nobody waits
 UNFIT_SECONDS = 10.0  # what was met longer ago says nothing of now: somebody has to try again
 GIVES_WAY = "another login of its user waits"
@@ -52,6 +63,7 @@ class Growth:
         self.expecting = 0  # of what the core counts as opening: a session may come back yet
         self.replenish_at = -inf  # not before is anything opened for min_pool_size alone
         self._times = RecentTimes()
+        self._ends = Ends()
         self._stirred = trio.Event()
         self._under_way: set[trio.CancelScope] = set()  # attempts, from the reservation to the open session
         self._outlived: set[trio.CancelScope] = set()  # those of them that began under an epoch that is over
@@ -101,7 +113,18 @@ class Growth:
         self._stirred.set()
         self._stirred = trio.Event()
 
-    def pressure(self, now: float, jitter: float) -> Pressure:
+    def ended(self, server: ServerConn, *, orderly: bool) -> None:
+        """A server ended this session, or (not `orderly`) nobody did. Two of a pool within a second, and it
+        was the server that ended: what was opened before is of yesterday, and goes as it falls idle."""
+        core = self._pool.core
+        by_restart = any(code in server.fatal for code in RESTARTS) if server.fatal else orderly
+        if server.generation == core.generation and by_restart and self._ends.is_restart(monotonic()):
+            core.generation += 1
+            log.warning(Event.SERVER_RESTARTED, database=self._pool.plan.name, user=self._pool.plan.user)
+            for each in core.retire_idle(monotonic(), -inf, 0):
+                self._pool.retire(each, "its server restarted")
+
+    def pressure(self, now: float, jitter: float, short_since: float) -> Pressure:
         """The pool at this moment."""
         pool, core = self._pool, self._pool.core
         times = pool.transaction_times
@@ -112,21 +135,21 @@ class Growth:
             warm_below=warm_threshold(
                 pool.plan.size_max, pool.plan.settings.scaling_warm_pool_ratio, pool.parts.gates.workers),
             coming=coming, in_use=len(core.active) - coming, waiting=core.count_waiting(),
-            since=core.oldest_wait(), p99_seconds=self._times.p99(times.bounds, times.counts, now),
+            short_since=short_since, p99_seconds=self._times.p99(times.bounds, times.counts, now),
             wait_seconds=pool.wait_timeout_seconds, holds_session=pool.holds_session, jitter=jitter)
 
     async def _expect(self) -> None:
-        """As long as a session is likely to come back for who waits longest. Who got one meanwhile leaves
-        the next to be looked at."""
-        jitter = self._pool.parts.random.uniform(1 - JITTER, 1 + JITTER)
-        expected_for = 0.0
+        """As long as sessions are likely to come back for those who wait: until nobody does at a look, or
+        until somebody has at every look for as long as one of them may be expected to."""
+        core, jitter = self._pool.core, self._pool.parts.random.uniform(1 - JITTER, 1 + JITTER)
+        short_since = expected_for = core.oldest_wait()
+        is_first = True
         self.expecting += 1
         try:
-            while not self._pool.core.blocked:
-                now = monotonic()
-                pressure = self.pressure(now, jitter)
-                step, until = pressure.next_step()
-                if expected_for and pressure.since != expected_for:
+            while not core.blocked:
+                now, oldest = monotonic(), core.oldest_wait()
+                step, until = self.pressure(now, jitter, short_since).next_step()
+                if oldest != expected_for and not is_first:
                     self.counts.anticipation_wakes_notify += 1
                 if step is not Step.EXPECT:
                     return
@@ -134,8 +157,9 @@ class Growth:
                     self.counts.anticipation_wakes_timeout += 1
                     self.counts.create_fallback += 1
                     return
-                expected_for = pressure.since
-                with trio.move_on_after(max(LOOK_SECONDS_MIN, until - now)):
+                expected_for, is_first = oldest, False
+                pause = min(until - now, (until - short_since) / LOOKS)
+                with trio.move_on_after(max(LOOK_SECONDS_MIN, pause)):
                     await self._stirred.wait()
         finally:
             self.expecting -= 1
@@ -224,18 +248,32 @@ class Growth:
                     return
 
     async def _try_open(self) -> ServerConn | None:
-        plan = self._pool.plan
         only_told = self._pool.core.logins > 0 and not self._pool.core.waiting
         only_kept = not self._is_waited_for()
         self._make_room()
-        generation = self._pool.core.generation
         try:
-            opened = await self._attempt(self._plan_to_open(told=only_told, kept=only_kept))
-        except NotWanted:
-            return None
+            return await self._open_by(self._plan_to_open(told=only_told, kept=only_kept))
         except NoPermit as refused:
             self._no_permit(refused, told=only_told, kept=only_kept)
             return None
+
+    async def open_successor(self) -> ServerConn | None:
+        """One more than the pool's size may allow, if it can be had at once."""
+        plan = self._plan_to_open(told=False, kept=True)
+        try:
+            return await self._open_by(replace(plan, seats=plan.seats + SUCCESSORS_MAX))
+        except NoPermit:
+            return None
+
+    async def _open_by(self, ask: OpenPlan) -> ServerConn | None:
+        """Raises NoPermit; what else went wrong is noted."""
+        plan, generation = self._pool.plan, self._pool.core.generation
+        try:
+            opened = await self._attempt(ask)
+        except NotWanted:
+            return None
+        except NoPermit:
+            raise
         except PoolerError as failed:
             self._back_off(failed, isinstance(failed, DialFailed) and failed.is_permanent)
             return None

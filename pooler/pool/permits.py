@@ -133,6 +133,10 @@ class Permits:
         view = self.ledgers.get(db)
         return view is not None and view.grows
 
+    def held(self, db: str) -> int:
+        """How many of this ledger's this worker has."""
+        return len(self._holdings.of(db))
+
     async def settled(self) -> None:
         """Wait until the ledger has answered for everything it was to be told."""
         await self._errands.settled()

@@ -34,6 +34,7 @@ from pooler.pool.plan import PoolPlan
 from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
 from pooler.pool.starts import Starts
+from pooler.pool.successors import Successors
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
 from pooler.relay.leaving import deserted
 from pooler.relay.reactor import Reactor
@@ -108,6 +109,7 @@ class Pool:
         self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
         self.growth, self.starts, self.promises = Growth(self), Starts(self), Promises(self)
+        self.successors: Successors = Successors(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
         """At the making, whenever a client comes for it, and at a reload."""
@@ -115,7 +117,8 @@ class Pool:
         self.used_at = monotonic()  # when somebody last came for it or was in it, as the janitor saw
         core = self.core
         core.size_max, core.serves_once = plan.size_max, not plan.server_lifetime_seconds
-        if (excess := core.total - core.closing - core.shed - plan.size_max - plan.reserve) > 0:
+        excess = core.total - core.closing - core.shed - plan.size_max - plan.reserve
+        if excess > 0 and (excess := excess - self.successors.overlap()) > 0:
             self.shed(excess, "the pool was made smaller")
         settings = plan.settings
         core.opening_max = settings.scaling_max_parallel_creates
@@ -263,6 +266,7 @@ class Pool:
         """The server ended it, or the connection broke."""
         self.core.remove(server)
         self.growth.stir()
+        self.growth.ended(server, orderly=orderly)
         self.grow()
         self.sessions_lost += 1
         log.warning(Event.SESSION_LOST, database=self.plan.name, permit=str(server.permit), orderly=orderly)

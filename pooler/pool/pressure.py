@@ -1,8 +1,9 @@
 """What a pool does next for whoever waits longest: open a session, expect one that comes back, or neither.
 
 Pure. Below the warm threshold a session is opened at once; from there on first one is expected for a while
-that transactions of late suggest, for a pool that is only busy needs no more sessions. All of it is part of
-the one wait of a ticket: a time is counted from when the ticket was queued, never from now.
+that transactions of late suggest, for a pool that a burst has found busy needs no more sessions. One in which
+somebody waits all that while does. All of it is part of the one wait of a ticket: a time is counted from when
+a ticket was queued, never from now.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ class Step(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Pressure:
     """A pool of one worker at one moment. `warm_below`: so many sessions are opened without being expected;
-    `coming`: free but for the pooler's own queries; `in_use`: a client has them."""
+    `coming`: free but for the pooler's own queries; `in_use`: a client has them. `short_since`: when the
+    first was queued of those of whom one has waited at every look since."""
 
     sessions: int
     warm_below: float
     coming: int
     in_use: int
     waiting: int
-    since: float
+    short_since: float
     p99_seconds: float | None
     wait_seconds: float
     holds_session: bool
@@ -61,7 +63,7 @@ class Pressure:
         cannot_tell = self.sessions < self.warm_below or self.holds_session or self.in_use + self.coming == 0
         if not seconds or (cannot_tell and self.coming < self.waiting):
             return Step.CREATE, 0.0
-        return Step.EXPECT, self.since + seconds
+        return Step.EXPECT, self.short_since + seconds
 
 
 def expected_seconds(p99_seconds: float | None, wait_seconds: float, jitter: float) -> float:
@@ -83,7 +85,10 @@ def _within(seconds: float, least_and_most: tuple[float, float]) -> float:
 
 
 def warm_threshold(pool_size: int, ratio_percent: float, workers: int) -> float:
-    """The share of one of `workers`: together they have the pool's, and each has one session."""
+    """The share of one of `workers`: together they have the pool's, and each has one session. At 100 % no
+    session is expected at all."""
+    if ratio_percent >= 100:
+        return inf
     return max(1.0, pool_size * ratio_percent / 100 / workers)
 
 

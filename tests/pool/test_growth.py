@@ -225,6 +225,24 @@ async def test_with_no_time_for_it_and_in_session_pooling_none_is_expected(
         clients.leave()
 
 
+async def test_a_pool_in_which_somebody_always_waits_grows_though_each_is_served_in_time(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with running(monkeypatch, size=SIZE) as run, trio.open_nursery() as nursery:
+        clients, over = Clients(run), trio.Event()
+        prepared(run, monkeypatch, Gate(), connect_seconds=0.001)
+
+        async def work() -> None:
+            while not over.is_set():
+                await clients.one(0, 0.02)
+
+        for _ in range(WARM * 2):
+            nursery.start_soon(work)
+        await trio.sleep(5)  # noqa: TID251 - on a clock that jumps
+        over.set()
+        assert WARM * 2 - 2 <= len(run.minis) <= WARM * 2
+
+
 async def test_when_the_sessions_are_gone_nobody_expects_one(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:

@@ -32,7 +32,7 @@ from pooler.pool.pressure import (
 P99 = st.none() | st.floats(0.0, 100.0)
 JITTERS = st.floats(0.8, 1.2)
 BUSY = Pressure(
-    sessions=10, warm_below=8, coming=0, in_use=10, waiting=5, since=100.0, p99_seconds=0.05,
+    sessions=10, warm_below=8, coming=0, in_use=10, waiting=5, short_since=100.0, p99_seconds=0.05,
     wait_seconds=120.0, holds_session=False, jitter=1.0)
 
 
@@ -49,7 +49,7 @@ def test_below_the_threshold_in_session_pooling_and_where_none_can_come_one_is_o
 
 
 def test_nobody_waits_and_nothing_is_done() -> None:
-    assert replace(BUSY, waiting=0, since=inf).next_step()[0] is Step.NOTHING
+    assert replace(BUSY, waiting=0, short_since=inf).next_step()[0] is Step.NOTHING
 
 
 @pytest.mark.parametrize(("coming", "waiting", "step"), [
@@ -84,11 +84,16 @@ def test_a_cold_pool_expects_one_for_a_tenth_of_a_second() -> None:
     assert expected_seconds(None, inf, 1.0) == EXPECTED_COLD_SECONDS == 0.1
 
 
-@given(st.integers(1, 1000), st.integers(0, 100), st.integers(1, 64))
+@given(st.integers(1, 1000), st.integers(0, 99), st.integers(1, 64))
 def test_workers_share_the_threshold_and_each_opens_one_at_once(size: int, ratio: int, workers: int) -> None:
     each = warm_threshold(size, ratio, workers)
     assert each >= 1.0
     assert each == 1.0 or each * workers == pytest.approx(size * ratio / 100)
+
+
+def test_at_a_hundred_percent_one_is_opened_for_whoever_waits() -> None:
+    always = replace(BUSY, warm_below=warm_threshold(10, 100, 4))
+    assert always.next_step()[0] is Step.CREATE
 
 
 # ---- the times of late
