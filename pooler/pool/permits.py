@@ -137,6 +137,11 @@ class Permits:
         """How many of this ledger's this worker has."""
         return len(self._holdings.of(db))
 
+    def leaked(self) -> frozenset[tuple[str, Permit]]:
+        """Open permits that were in no pool at the last two heartbeats: nobody will use them or give them
+        back."""
+        return self._hearing.leaked
+
     async def settled(self) -> None:
         """Wait until the ledger has answered for everything it was to be told."""
         await self._errands.settled()
