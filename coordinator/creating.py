@@ -7,7 +7,7 @@ in by mistake (hosts that do not know of each other yet) still needs a permit. `
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -54,6 +54,7 @@ class CreateGate:
         self.home = Home()
         self._line: OrderedDict[tuple[str, str], CreateAsk] = OrderedDict()
         self._in: dict[tuple[str, str], tuple[CreateAsk, float]] = {}
+        self._inside: Counter[object] = Counter()  # by server, and by server and pool
 
     @property
     def waiting(self) -> int:
@@ -77,7 +78,10 @@ class CreateGate:
     def end(self, key: tuple[str, str]) -> None:
         """It is over, or not wanted any more."""
         self._line.pop(key, None)
-        self._in.pop(key, None)
+        ask, _ = self._in.pop(key, (None, 0.0))
+        if ask is not None:
+            self._inside.subtract((ask.server, (ask.server, ask.pool)))
+            self._inside += Counter()  # without those at 0
 
     def has(self, key: tuple[str, str]) -> bool:
         """Whether it is in."""
@@ -87,19 +91,20 @@ class CreateGate:
         """Who is in from now on. What is in for longer than it can last is taken for over: its worker is
         gone, or stands still."""
         for key in [key for key, (_, until) in self._in.items() if until <= now]:
-            del self._in[key]
+            self.end(key)
         let_in: list[CreateAsk] = []
         for ask in tuple(self._line.values()):
             if self._has_room(ask):
                 del self._line[ask.key]
                 self._in[ask.key] = (ask, now + ask.hold_seconds)
+                self._inside.update((ask.server, (ask.server, ask.pool)))
                 let_in.append(ask)
         return let_in
 
     def _has_room(self, ask: CreateAsk) -> bool:
-        inside = [each for each, _ in self._in.values() if each.server == ask.server]
-        return len(inside) < share_of(ask.server_max, self.home) and sum(
-            each.pool == ask.pool for each in inside) < share_of(ask.pool_max, self.home)
+        inside = self._inside
+        return inside[ask.server] < share_of(ask.server_max, self.home) and (
+            inside[ask.server, ask.pool] < share_of(ask.pool_max, self.home))
 
     def next_end(self) -> float:
         """When the next that is in is taken for over."""

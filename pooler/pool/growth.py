@@ -314,11 +314,12 @@ class Growth:
         if told:  # nobody waits for it, and so nobody need give up a session for it
             self._pool.promises.none_left()
             return
-        self.last_error = refused
-        self._retry_at = monotonic() + RETRY_FIRST_SECONDS
         if kept and refused.reason in DEFERS:
             self.counts.replenish_deferred += 1
             self.replenish_at = monotonic() + RETAIN_SECONDS
+            return
+        self.last_error = refused
+        self._retry_at = monotonic() + RETRY_FIRST_SECONDS
 
     async def _attempt(self, ask: OpenPlan) -> OpenSession:
         """Raises as the opening does."""
