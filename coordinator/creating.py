@@ -145,9 +145,10 @@ class Creating:
                 self._stir()
             return self.gate.has(ask.key), waited
         finally:
-            self._let_in.pop(ask.key, None)
-            if not self.gate.has(ask.key):
-                self.gate.end(ask.key)
+            if self._let_in.get(ask.key) is came:  # else it was asked again, over another link
+                del self._let_in[ask.key]
+                if not self.gate.has(ask.key):
+                    self.gate.end(ask.key)
 
     def leave(self, local: Local, request_id: str) -> None:
         """Its connect is over, or it does not want to wait any more. That may be heard before it was heard

@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from coordinator.creating import LINE_MAX, CreateAsk, CreateGate, share_of
 from coordinator.ledger.homes import Home
-from coordinator.link import Args
+from coordinator.link import Args, LinkRefused
 from tests.coordinator.parts import DB, Worker
 from tests.coordinator.stage import Stage, stage
 
@@ -158,6 +158,26 @@ async def test_who_stops_waiting_leaves_nothing_behind(tmp_path: Path, autojump_
         assert (on.workers.creating.gate.waiting, on.workers.creating.gate.inside) == (0, 2)
 
 
+async def test_what_is_asked_again_keeps_its_place_when_the_first_call_ends(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with stage(tmp_path) as on, on.worker("a") as first:
+        await full(on, first)
+        async with trio.open_nursery() as nursery:
+            let_in: list[bool] = []
+
+            async def wait(seconds: float) -> None:
+                let_in.append(await enter(first, "three", seconds))
+
+            nursery.start_soon(wait, 1.0)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(wait, 60.0)
+            await trio.sleep(2)  # noqa: TID251 - on a clock that jumps
+            assert (let_in, on.workers.creating.gate.waiting) == ([False], 1)
+            await first.call("created", request_id="two")
+        assert let_in == [False, True]
+
+
 async def test_the_places_of_a_worker_that_is_gone_come_back_with_its_connects(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -193,8 +213,6 @@ async def test_another_host_takes_its_share_and_gives_it_back(
 async def test_what_makes_no_sense_is_refused_and_stands_in_no_line(
     tmp_path: Path, wrong: Args
 ) -> None:
-    from coordinator.link import LinkRefused
-
     async with stage(tmp_path) as on, on.worker("a") as first:
         with pytest.raises(LinkRefused):
             await first.call("create", **{**words("one"), **wrong})
