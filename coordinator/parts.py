@@ -26,7 +26,7 @@ from coordinator.failover import Failover
 from coordinator.founding import Founder
 from coordinator.freeing import Freeing
 from coordinator.granting import Granting
-from coordinator.homes import Homes
+from coordinator.homes import Homes, Settled
 from coordinator.http import Figures, serve_http
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
@@ -98,8 +98,8 @@ class Coordinator:
         self.reach = Reach(store, self.keys, self.election, sight, host=spec.host,
                            ttl_seconds=spec.lease_ttl_seconds)
         self.etcd = EtcdHealth(store, getattr(store, "endpoints", ()), etcd_tls_context(spec))
-        self.homes = Homes(
-            store, self.keys, self.reach.key, self.ledgers, ttl_seconds=spec.lease_ttl_seconds)
+        told: tuple[Settled, ...] = (*self.ledgers.values(), self.workers.creating)
+        self.homes = Homes(store, self.keys, self.reach.key, told, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
             store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us)
         self.freeing = Freeing(store, self.keys, databases)

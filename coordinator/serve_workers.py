@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import structlog
 import trio
 
+from coordinator.creating import Creating, WorkerCreates
 from coordinator.events import Event
 from coordinator.granting import Granting
 from coordinator.greeting import Greeter
@@ -56,6 +57,7 @@ class WorkerServer:
         self.granting = granting
         self.greeter = Greeter(store, views, ledgers, registry, granting)
         self.ordinals = Ordinals(store, registry.keys)
+        self.creating = Creating(lambda: views.views)
         self.host = host
         self.ttl_seconds = ttl_seconds
         self.rows = rows
@@ -113,6 +115,7 @@ class _Peer:
         operations: tuple[Handler, ...] = (
             self.hello, self.heartbeat, self.epoch_ack, self.backend_hint, self.cancel, self.cancel_any,
             self.fleet, self.ledger_rows, *WorkerPermits(server, self._worker).operations(),
+            *WorkerCreates(server.creating, self._worker).operations(),
         )
         self._link = Link(stream, {name_of(each): guarded(each) for each in operations})
 

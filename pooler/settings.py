@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pooler.settings_etcd import EtcdSettings, TlsSettings
 from pooler.settings_load import (
     ConfigFaults,
     Fault,
@@ -14,7 +15,6 @@ from pooler.settings_models import (
     AdminSettings,
     AuthSettings,
     DatabaseSettings,
-    EtcdSettings,
     FailoverSettings,
     FleetSettings,
     HttpSettings,
@@ -25,13 +25,11 @@ from pooler.settings_models import (
     Role,
     ServiceSettings,
     Settings,
-    Strict,
-    TlsSettings,
     UserSettings,
 )
 from pooler.settings_tenants import TenantMatch, TenantSettings
 from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings
-from pooler.settings_units import Address, PolicyFile
+from pooler.settings_units import Address, PolicyFile, Strict
 
 __all__ = [
     "Address",

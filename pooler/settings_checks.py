@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 from pooler.net.tls_context import TlsFault, client_tls, server_tls
 from pooler.settings_auth import auth_faults
+from pooler.settings_etcd import EtcdSettings
 from pooler.settings_models import (
     AdminSettings,
     AuthSettings,
     DatabaseSettings,
-    EtcdSettings,
     FailoverSettings,
     FleetSettings,
     HttpSettings,

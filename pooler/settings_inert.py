@@ -13,6 +13,7 @@ INERT: Mapping[str, Callable[[Settings], bool] | None] = {
     "fleet.drain_notice": None,
     "pool.server_reset_query_always": lambda settings: settings.pool.session_state in ("allow", "warn"),
     "pool.pkt_buf": None,
+    "pool.scaling_fast_retries": None,
 }
 
 

@@ -27,6 +27,7 @@ from pooler.settings_checks import faults_across
 from pooler.settings_host import host_name, machine_id
 from pooler.settings_inert import inert_settings
 from pooler.settings_models import Settings
+from pooler.settings_pressure import pressure_warnings
 from pooler.settings_roles import server_users
 from pooler.settings_tls import ServerTlsSettings
 
@@ -115,7 +116,7 @@ def warnings_of(settings: Settings) -> list[str]:
     now = datetime.now(UTC)
     found += [f"client_tls.{line}" for line in certificate_warnings(settings.client_tls, now)]
     found += [f"server_tls.{line}" for line in certificate_warnings(settings.server_tls, now)]
-    return found + inert_settings(settings)
+    return found + pressure_warnings(settings) + inert_settings(settings)
 
 
 def coordinator_spec(settings: Settings) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr
 
 from pooler.settings_auth import AuthMethod
+from pooler.settings_etcd import EtcdSettings
 from pooler.settings_host import WORKERS_MAX, default_run_dir, default_workers
 from pooler.settings_tenants import TenantSettings
 from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings, plain_pem
@@ -31,6 +32,7 @@ from pooler.settings_units import (
     Seconds,
     Secret,
     ServerPorts,
+    Strict,
     Strings,
     WaitSeconds,
     as_tuple,
@@ -42,12 +44,6 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 ANY_DATABASE = "*"  # the entry for names that have none of their own
 FLEET_NAME = r"^[a-z0-9-]{1,24}$"
-
-
-class Strict(BaseModel):
-    """No unknown keys, no coercion, no change after load."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class FleetSettings(Strict):
@@ -99,27 +95,6 @@ class ServiceSettings(Strict):
     database_role: Role
     pool_mode: PoolMode | None = None
     haproxy_port: Port | None = None
-
-
-class TlsSettings(Strict):
-    """Files in PEM."""
-
-    ca: ReadableFile | None = None
-    cert: ReadableFile | None = None
-    key: ReadableFile | None = None
-
-
-class EtcdSettings(Strict):
-    """Where the ledger is: endpoints, or one of our own with `etcd: embedded`."""
-
-    embedded: bool = False
-    endpoints: HostPorts = ()
-    prefix: str = Field("pooler", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    lease_ttl_seconds: Seconds = Field(5.0, alias="lease_ttl", ge=1, le=600)
-    tls: TlsSettings = Field(default_factory=TlsSettings)
-    user: str | None = None
-    password: Secret | None = None
-    data_dir: PathValue | None = None
 
 
 class MonitorSettings(Strict):
@@ -215,6 +190,10 @@ class PoolSettings(Strict):
     min_pool_size: Count = 0
     reserve_pool_size: Count = 0
     reserve_pool_timeout_seconds: Seconds = Field(5.0, alias="reserve_pool_timeout")
+    scaling_warm_pool_ratio: int = Field(20, ge=0, le=100, description="%: below, one is opened at once")
+    scaling_fast_retries: Count = 10
+    scaling_max_parallel_creates: int = Field(2, ge=1, le=1000, description="of a pool, over the whole fleet")
+    max_server_creates: int = Field(8, ge=1, le=1000, description="at a server, over all pools of the fleet")
     max_client_conn: int = Field(100, ge=1)
     max_db_client_connections: Count = 0
     max_user_client_connections: Count = 0

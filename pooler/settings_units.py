@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, SecretStr, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationInfo
 
 from coordinator.bounded_yaml import TooMuch, read_yaml, text_within
 from coordinator.yaml_faults import yaml_fault
@@ -27,6 +27,12 @@ _SIZE_UNITS = {"": 1, "b": 1, "kb": 1 << 10, "kib": 1 << 10, "mb": 1 << 20, "mib
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _SECRET_BYTES_MAX = 65_536
 UNIX_PATH_BYTES_MAX = 107  # sun_path of Linux less its closing zero
+
+
+class Strict(BaseModel):
+    """No unknown keys, no coercion, no change after load."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def parse_duration_seconds(value: object) -> float:

@@ -100,7 +100,7 @@ class Worker:
             client_closed=self._client_closed, server_tls=self.encryption.servers,
             as_pgbouncer=settings.admin.as_pgbouncer)
         self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
-        self.parts.gates = Gates(spec["workers"])
+        self.parts.gates = Gates(self.permits, spec["workers"])
         self.parts.cut_off = CutOff(
             lambda: self.registry.settings.failover.on_ledger_loss == "stop", self.permits.lease_left_seconds,
             self.registry.pools.values)
@@ -188,10 +188,11 @@ class Worker:
                     janitor.end_idle_clients(pool, now)
                     janitor.tell_who_waits(pool, now)
                     janitor.use_reserve(pool, now)
-                    janitor.replenish(pool)
+                    janitor.replenish(pool, now)
                 if ticks % SLOW_TICKS == 0:  # once a second
                     janitor.end_hung_cleanups(pool, now)
                     janitor.end_late_partings(pool, now)
+                    pool.successors.look(now)
                     janitor.close_old_sessions(pool, now, self.permits.growth_allowed(pool.plan.ledger))
                     if janitor.is_unused(pool, now) and self._is_automatic(key):
                         del self.registry.pools[key]

@@ -1,8 +1,8 @@
 """Rows of every worker made one answer of the fleet. Pure.
 
 Counts add up, the longest wait is the longest of all, averages of times are weighed by what they are averages
-over. The `worker` of a row of POOLS says whose rows are in it. CLIENTS, SERVERS, LEDGER and WORKERS stay as
-they are: their rows are one worker's each.
+over. The `worker` of a row of POOLS and POOL_SCALING says whose rows are in it. CLIENTS, SERVERS, LEDGER and
+WORKERS stay as they are: their rows are one worker's each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ Merge = Callable[[Sequence[Row]], Row]
 
 KEYS: Final[dict[str, tuple[str, ...]]] = {
     "pools": ("database", "user", "pool_mode"),
+    "pool_scaling": ("user", "database"),
     "stats": ("database",),
     "stats_totals": ("database",),
     "stats_averages": ("database",),
@@ -35,6 +36,7 @@ _SUMMED_EXCEPT: Final = {  # limits are the fleet's, the same in every worker
     "databases": {"current_connections", "current_client_connections"},
     "users": {"current_connections", "current_client_connections"},
 }
+_WITH_WORKERS: Final = frozenset({"pools", "pool_scaling"})
 _NOT_PER_WORKER: Final = frozenset({"databases", "users", "peers", "pools", "peer_pools"})  # of LISTS
 _MEANS: Final = {
     "avg_xact_time": "avg_xact_count",
@@ -55,7 +57,7 @@ def merge_rows(item: str, rows: Iterable[Row]) -> list[Row]:
     for row in rows:
         groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
     merge = _MERGES.get(item, _add)
-    if item == "pools":
+    if item in _WITH_WORKERS:
         return [_with_workers(merge(group), group) for group in groups.values()]
     return [_without_worker(merge(group)) for group in groups.values()]
 

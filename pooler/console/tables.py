@@ -45,6 +45,8 @@ _SPECS: Final = {
     "pools": "database:t user:t cl_active:i cl_waiting:i cl_active_cancel_req:i cl_waiting_cancel_req:i "
     "sv_active:i sv_active_cancel:i sv_being_canceled:i sv_idle:i sv_used:i sv_tested:i sv_login:i maxwait:i "
     "maxwait_us:i pool_mode:t load_balance_hosts:t worker:t",
+    "pool_scaling": "user:t database:t inflight:i creates:l gate_waits:l gate_budget_ex:l antic_notify:l "
+    "antic_timeout:l create_fallback:l replenish_def:l worker:t",
     "state": "key:t value:t",
     "stats": "database:t "
     + _numeric(_COUNTS.format("received", "sent"), "total_")

@@ -28,6 +28,7 @@ class Event(StrEnum):
     SESSION_OPEN_FAILED = "session_open_failed"
     SESSION_CLOSED = "session_closed"
     SESSION_LOST = "session_lost"
+    SERVER_RESTARTED = "server_restarted"
     SESSION_PERMIT_GONE = "session_permit_gone"
     SESSION_REASSERTED = "session_reasserted"
     LINK_UP = "link_up"

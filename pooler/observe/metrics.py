@@ -63,6 +63,7 @@ class WorkerCollector(Collector):
         worker = self._statistics()
         yield from _pool_gauges(worker.pools)
         yield from _pool_counters(worker.pools)
+        yield from _pool_scaling(worker.pools)
         yield _histogram("wait", "Time that granted tickets had waited.", worker.pools, lambda p: p.waits)
         yield _histogram(
             "transaction", "Length of transactions.", worker.pools, lambda p: p.transaction_times
@@ -147,6 +148,19 @@ def _pool_counters(pools: tuple[PoolStatistics, ...]) -> Iterator[Metric]:
         for kind, count in pool.residues.items():
             left.add_metric((pool.database, pool.user, kind), count)
     yield left
+
+
+_SCALING_NOW = ("inflight_creates",)
+
+
+def _pool_scaling(pools: tuple[PoolStatistics, ...]) -> Iterator[Metric]:
+    by_type = ("user", "database", "type")
+    now = GaugeMetricFamily("pooler_pool_scaling", "Sessions being opened.", labels=by_type)
+    total = CounterMetricFamily("pooler_pool_scaling", "How pools grew.", labels=by_type)
+    for pool in pools:
+        for name, value in pool.scaling.items():
+            (now if name in _SCALING_NOW else total).add_metric((pool.user, pool.database, name), value)
+    yield from (now, total)
 
 
 def _histogram(

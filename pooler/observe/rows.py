@@ -63,6 +63,24 @@ def pool_row(pool: PoolStatistics) -> Row:
     }
 
 
+_SCALING = {
+    "inflight": "inflight_creates",
+    "creates": "creates_started",
+    "gate_waits": "burst_gate_waits",
+    "gate_budget_ex": "burst_gate_budget_exhausted",
+    "antic_notify": "anticipation_wakes_notify",
+    "antic_timeout": "anticipation_wakes_timeout",
+    "create_fallback": "create_fallback",
+    "replenish_def": "replenish_deferred",
+}
+
+
+def pool_scaling_row(pool: PoolStatistics) -> Row:
+    """SHOW POOL_SCALING."""
+    row: Row = {"user": pool.user, "database": pool.database}
+    return row | {column: pool.scaling.get(name, 0) for column, name in _SCALING.items()}
+
+
 def socket_row(socket: SocketRow) -> Row:
     """SHOW CLIENTS and SHOW SERVERS."""
     row: Row = {
@@ -209,6 +227,7 @@ def statistics_rows(worker: WorkerStatistics, item: str) -> list[Row] | None:
     """Rows of the SHOW items that the statistics alone answer; None for the others."""
     makers: dict[str, Callable[[], list[Row]]] = {
         "pools": lambda: [pool_row(pool) for pool in worker.pools],
+        "pool_scaling": lambda: [pool_scaling_row(pool) for pool in worker.pools],
         "stats": lambda: [stats_row(row) for row in worker.stats],
         "stats_totals": lambda: [stats_totals_row(row) for row in worker.stats],
         "stats_averages": lambda: [stats_averages_row(row) for row in worker.stats],

@@ -74,6 +74,7 @@ class PoolStatistics:
     sessions_closed: int = 0
     sessions_lost: int = 0
     residues: Mapping[str, int] = field(default_factory=dict)
+    scaling: Mapping[str, int] = field(default_factory=dict)  # see gate.ScalingCounts
     waits: HistogramValue = HistogramValue()
     transaction_times: HistogramValue = HistogramValue()
 

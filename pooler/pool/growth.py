@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -15,15 +16,32 @@ from pooler.net.dial import DialFailed
 from pooler.net.facts import facts_and_query, session_facts
 from pooler.observe.events import Event
 from pooler.pool.duty import BackendUnfit
+from pooler.pool.gate import BUSY, NotWanted, Place, PoolGate, ScalingCounts
 from pooler.pool.opener import OpenPlan, OpenSession, open_session
 from pooler.pool.places import Turn
+from pooler.pool.pressure import (
+    JITTER,
+    SUCCESSORS_MAX,
+    Ends,
+    Pressure,
+    RecentTimes,
+    Step,
+    budget_seconds,
+    warm_threshold,
+)
 
 if TYPE_CHECKING:
+    from pooler.pool.plan import PoolPlan
     from pooler.pool.pool import Pool
     from pooler.relay.server import ServerConn
 
 RETRY_FIRST_SECONDS = 0.25
 RESERVE_WAIT_SECONDS = 5.0
+TOLD_WAIT_SECONDS = 1.0  # at the gate, for a login that can do without
+RETAIN_SECONDS = 30.0  # retain_connections_time: what min_pool_size lacks is looked for again
+LOOKS, LOOK_SECONDS_MIN = 4, 0.002  # at who waits, while a session is expected; between two of them
+RESTARTS = (b"C57P01\0", b"C57P02\0")  # what a server that ends says to its sessions
+DEFERS = frozenset({BUSY, "full", "seats_full"})  # for min_pool_size alone nobody waits
 UNFIT_SECONDS = 10.0  # what was met longer ago says nothing of now: somebody has to try again
 GIVES_WAY = "another login of its user waits"
 
@@ -41,6 +59,12 @@ class Growth:
         self._retry_seconds = 0.0
         self._retry_at = 0.0
         self._forgotten = trio.Event()
+        self.counts = ScalingCounts()
+        self.expecting = 0  # of what the core counts as opening: a session may come back yet
+        self.replenish_at = -inf  # not before is anything opened for min_pool_size alone
+        self._times = RecentTimes()
+        self._ends = Ends()
+        self._stirred = trio.Event()
         self._under_way: set[trio.CancelScope] = set()  # attempts, from the reservation to the open session
         self._outlived: set[trio.CancelScope] = set()  # those of them that began under an epoch that is over
 
@@ -82,6 +106,66 @@ class Growth:
             attempt.cancel()
         self._outlived.clear()
 
+    # ---- what is known of the pool
+
+    def stir(self) -> None:
+        """A session ended: what is expected to come back may never come."""
+        self._stirred.set()
+        self._stirred = trio.Event()
+
+    def ended(self, server: ServerConn, *, orderly: bool) -> None:
+        """A server ended this session, or (not `orderly`) nobody did. Two of a pool within a second, and it
+        was the server that ended: what was opened before is of yesterday, and goes as it falls idle."""
+        core = self._pool.core
+        by_restart = any(code in server.fatal for code in RESTARTS) if server.fatal else orderly
+        if server.generation == core.generation and by_restart and self._ends.is_restart(monotonic()):
+            core.generation += 1
+            log.warning(Event.SERVER_RESTARTED, database=self._pool.plan.name, user=self._pool.plan.user)
+            for each in core.retire_idle(monotonic(), -inf, 0):
+                self._pool.retire(each, "its server restarted")
+
+    def pressure(self, now: float, jitter: float, short_since: float) -> Pressure:
+        """The pool at this moment."""
+        pool, core = self._pool, self._pool.core
+        times = pool.transaction_times
+        coming = sum(bool(server.own) and server.client is None for server in core.active)
+        sessions = len(core.idle) + len(core.active)
+        return Pressure(
+            sessions=sessions + self.counts.inflight_creates,
+            warm_below=warm_threshold(
+                pool.plan.size_max, pool.plan.settings.scaling_warm_pool_ratio, pool.parts.gates.workers),
+            coming=coming, in_use=len(core.active) - coming, waiting=core.count_servable(),
+            short_since=short_since, p99_seconds=self._times.p99(times.bounds, times.counts, now),
+            wait_seconds=pool.wait_timeout_seconds, holds_session=pool.holds_session, jitter=jitter)
+
+    async def _expect(self) -> None:
+        """As long as sessions are likely to come back for those who wait: until nobody does at a look, or
+        until somebody has at every look for as long as one of them may be expected to."""
+        core, jitter = self._pool.core, self._pool.parts.random.uniform(1 - JITTER, 1 + JITTER)
+        short_since = expected_for = core.oldest_wait()
+        is_first = True
+        self.expecting += 1
+        try:
+            while not core.blocked:
+                now, oldest = monotonic(), core.oldest_wait()
+                step, until = self.pressure(now, jitter, short_since).next_step()
+                if oldest != expected_for and not is_first:
+                    self.counts.anticipation_wakes_notify += 1
+                if step is not Step.EXPECT:
+                    return
+                if until <= now:
+                    self.counts.anticipation_wakes_timeout += 1
+                    self.counts.create_fallback += 1
+                    return
+                expected_for, is_first = oldest, False
+                pause = min(until - now, (until - short_since) / LOOKS)
+                with trio.move_on_after(max(LOOK_SECONDS_MIN, pause)):
+                    await self._stirred.wait()
+        finally:
+            self.expecting -= 1
+
+    # ---- opening
+
     async def _open(self) -> None:
         pool, places = self._pool, self._pool.parts.places
         server: ServerConn | None = None
@@ -89,6 +173,7 @@ class Growth:
         try:
             while server is None and self._still_wanted():
                 await self._wait_out_failure()
+                await self._expect()
                 if self._still_wanted() and await self._has_place(turn):
                     server = await self._try_open()
                     if server is None:
@@ -108,7 +193,12 @@ class Growth:
         core = self._pool.core
         in_use = len(core.idle) + len(core.active)
         return not core.blocked and (
-            core.count_servable() > 0 or core.logins > 0 or in_use < self._pool.plan.size_min)
+            self._is_waited_for() or (
+                in_use < self._pool.plan.size_min and monotonic() >= self.replenish_at))
+
+    def _is_waited_for(self) -> bool:
+        core = self._pool.core
+        return core.count_servable() > 0 or core.logins > 0
 
     async def _wait_out_failure(self) -> None:
         with trio.move_on_after(max(0.0, self._retry_at - monotonic())):
@@ -158,27 +248,32 @@ class Growth:
                     return
 
     async def _try_open(self) -> ServerConn | None:
-        plan = self._pool.plan
         only_told = self._pool.core.logins > 0 and not self._pool.core.waiting
+        only_kept = not self._is_waited_for()
         self._make_room()
-        ask = OpenPlan(
-            db=plan.ledger, dbname=plan.dbname, user=plan.user, pool=plan.pool, secret=plan.secret,
-            seats=self._pool.core.size_max, wait_seconds=0.0 if only_told else RESERVE_WAIT_SECONDS,
-            connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
-            keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
-            tls=self._pool.parts.server_tls, duty=plan.duty, gate=self._pool.parts.gates.of(plan.ledger),
-            ask=partial(facts_and_query, plan.connect_query) if plan.connect_query else session_facts,
-        )
-        generation = self._pool.core.generation
+        try:
+            return await self._open_by(self._plan_to_open(told=only_told, kept=only_kept))
+        except NoPermit as refused:
+            self._no_permit(refused, told=only_told, kept=only_kept)
+            return None
+
+    async def open_successor(self) -> ServerConn | None:
+        """One more than the pool's size may allow, if it can be had at once."""
+        plan = self._plan_to_open(told=False, kept=True)
+        try:
+            return await self._open_by(replace(plan, seats=plan.seats + SUCCESSORS_MAX))
+        except NoPermit:
+            return None
+
+    async def _open_by(self, ask: OpenPlan) -> ServerConn | None:
+        """Raises NoPermit; what else went wrong is noted."""
+        plan, generation = self._pool.plan, self._pool.core.generation
         try:
             opened = await self._attempt(ask)
-        except NoPermit as refused:
-            if only_told:  # nobody waits for it, and so nobody need give up a session for it
-                self._pool.promises.none_left()
-                return None
-            self.last_error = refused
-            self._retry_at = monotonic() + RETRY_FIRST_SECONDS
+        except NotWanted:
             return None
+        except NoPermit:
+            raise
         except PoolerError as failed:
             self._back_off(failed, isinstance(failed, DialFailed) and failed.is_permanent)
             return None
@@ -190,6 +285,41 @@ class Growth:
         server = self._pool.adopt(opened)
         server.generation = generation  # of when its login began: a RECONNECT meanwhile means it, too
         return server
+
+    def _plan_to_open(self, *, told: bool, kept: bool) -> OpenPlan:
+        """`told`: only logins want it; `kept`: only min_pool_size does."""
+        plan, parts = self._pool.plan, self._pool.parts
+        return OpenPlan(
+            db=plan.ledger, dbname=plan.dbname, user=plan.user, pool=plan.pool, secret=plan.secret,
+            seats=self._pool.core.size_max, wait_seconds=0.0 if told or kept else RESERVE_WAIT_SECONDS,
+            connect_timeout_seconds=_connect_timeout(plan), keepalive=plan.keepalive,
+            eof_is_proof=plan.eof_is_proof, tls=parts.server_tls, duty=plan.duty,
+            gate=self._gate(0.0 if kept else TOLD_WAIT_SECONDS if told else RESERVE_WAIT_SECONDS),
+            ask=partial(facts_and_query, plan.connect_query) if plan.connect_query else session_facts,
+        )
+
+    def _gate(self, wait_seconds: float) -> PoolGate:
+        pool, now = self._pool, monotonic()
+        plan, times = pool.plan, pool.transaction_times
+        jitter = pool.parts.random.uniform(1 - JITTER, 1 + JITTER)
+        return PoolGate(
+            pool.parts.gates.asks,
+            Place(plan.ledger, plan.seats_of, plan.user, plan.settings.scaling_max_parallel_creates,
+                  plan.settings.max_server_creates, _connect_timeout(plan)),
+            self.counts, wait_seconds,
+            budget_seconds(self._times.p99(times.bounds, times.counts, now), jitter),
+            self._still_wanted, lambda: not pool.core.idle and not pool.core.blocked)
+
+    def _no_permit(self, refused: NoPermit, *, told: bool, kept: bool) -> None:
+        if told:  # nobody waits for it, and so nobody need give up a session for it
+            self._pool.promises.none_left()
+            return
+        if kept and refused.reason in DEFERS:
+            self.counts.replenish_deferred += 1
+            self.replenish_at = monotonic() + RETAIN_SECONDS
+            return
+        self.last_error = refused
+        self._retry_at = monotonic() + RETRY_FIRST_SECONDS
 
     async def _attempt(self, ask: OpenPlan) -> OpenSession:
         """Raises as the opening does."""
@@ -213,3 +343,7 @@ class Growth:
         log.warning(Event.SESSION_OPEN_FAILED, database=plan.name, user=plan.user, reason=str(error))
         if permanent:
             self._pool.refuse_waiting(error)
+
+
+def _connect_timeout(plan: PoolPlan) -> float:
+    return plan.settings.server_connect_timeout_seconds or inf

@@ -169,12 +169,14 @@ def close_old_sessions(pool: Pool, now: float, growth_allowed: bool) -> None:
         pool.retire(server, "server_lifetime or server_idle_timeout")
 
 
-def replenish(pool: Pool) -> None:
-    """min_pool_size: open what is missing, through the same gate, without hurry. Of a user whom clients name
-    only once one of them has got in."""
+def replenish(pool: Pool, now: float) -> None:
+    """min_pool_size: open what is missing, through the same gate and without waiting there; where others are
+    at it, or no permit is left, it is looked at again each retain_connections_time. Of a user whom clients
+    name only once one of them has got in."""
     core = pool.core
     may_get_in = pool.greeting is not None or pool.plan.is_forced
-    if may_get_in and not core.blocked and core.total < pool.plan.size_min:
+    is_short = core.total < pool.plan.size_min and now >= pool.growth.replenish_at
+    if may_get_in and not core.blocked and is_short:
         core.opening += 1
         pool.growth.start()
 

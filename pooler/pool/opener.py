@@ -23,7 +23,7 @@ from pooler.net.facts import SessionFacts, session_facts
 from pooler.net.stream import Broken, KeepAlive, RawSocket
 from pooler.net.tls_context import ServerTls
 from pooler.pool.duty import BackendUnfit, Duty
-from pooler.pool.gate import Gate
+from pooler.pool.gate import BUSY, Gate, OpenGate
 from pooler.pool.permits import Granted, Permits, Wish
 from pooler.wire.auth import ServerSecret
 
@@ -41,7 +41,7 @@ class OpenPlan:
     which of several for one role in one database.
 
     `options` and `parameters` go into the startup packet; `ask` learns who the server is; `duty`: what
-    it has to be; `gate`: how many are opened there at once.
+    it has to be; `gate`: it is passed before a permit is asked for.
     `eof_is_proof`: whether the server's end of file proves a session gone; None: where pid and both socket
     ends are the same on either side, so that nothing stands between.
     """
@@ -63,7 +63,7 @@ class OpenPlan:
     parameters: Mapping[str, str] = field(default_factory=dict)
     ask: AskFacts = session_facts
     duty: Duty = field(default_factory=Duty)
-    gate: Gate = field(default_factory=Gate)
+    gate: Gate = field(default_factory=OpenGate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,54 @@ class Closable(Protocol):
 
 
 async def open_session(permits: Permits, plan: OpenPlan) -> OpenSession:
-    """Reserve, dial, ask the server who it is, record.
+    """Pass the gate, reserve, dial, ask the server who it is, record.
 
     Raises NoPermit (none to be had, or it could not be recorded), DialFailed (the server's own words),
-    PermitLost, OpenRefused, BackendLost, FactsRefused, ProtocolViolation. Nothing is left behind then, nor
-    when cancelled.
+    PermitLost, OpenRefused, BackendLost, FactsRefused, ProtocolViolation, NotWanted. Nothing is left behind
+    then, nor when cancelled.
     """
     wish = Wish(plan.db, plan.kind, plan.dbname, plan.user, plan.seats, plan.pool)
-    granted = await permits.reserve(wish, plan.wait_seconds)
-    opening = _Opening(permits, plan, granted)
-    dialled = await opening.dial()
+    deadline = trio.current_time() + plan.wait_seconds
+    granted: Granted | None = None
+    while True:
+        if not await _enter(permits, plan, granted):
+            granted = None
+            continue
+        try:
+            granted = granted or await _try_permit(permits, plan, wish)
+            if granted is not None:
+                opening = _Opening(permits, plan, granted)
+                dialled = await opening.dial()
+                break
+        finally:
+            plan.gate.leave()
+        granted = await permits.reserve(wish, max(0.0, deadline - trio.current_time()))
     return await opening.record(dialled)
+
+
+async def _enter(permits: Permits, plan: OpenPlan, granted: Granted | None) -> bool:
+    """Whether it is let in. A permit that was waited for is not held while standing at the gate: it goes
+    back, and (False) all begins anew."""
+    is_in = False
+    try:
+        is_in = await plan.gate.enter(waits=granted is None)
+    finally:
+        if granted is not None and not is_in:
+            permits.released(plan.db, granted.permit, Proof.UNUSED)
+    if granted is None and not is_in:
+        raise NoPermit(f'other sessions of database "{plan.db}" are being opened, as many as may be at once '
+                       "(scaling_max_parallel_creates, max_server_creates)", BUSY)
+    return is_in
+
+
+async def _try_permit(permits: Permits, plan: OpenPlan, wish: Wish) -> Granted | None:
+    """One that is there at once, for the gate is not held while the ledger is waited for."""
+    try:
+        return await permits.reserve(wish, 0.0)
+    except NoPermit:
+        if plan.wait_seconds <= 0:
+            raise
+    return None
 
 
 async def close_session(
@@ -157,17 +194,7 @@ class _Opening:
         self._eof_is_proof = bool(plan.eof_is_proof)  # until the ends were seen
 
     async def dial(self) -> Dialled:
-        """Log in when it is our turn; the permit is ended if that fails."""
-        is_let_in = False
-        try:
-            async with self._plan.gate.turn():
-                is_let_in = True
-                return await self._dial()
-        finally:
-            if not is_let_in:
-                self._permits.released(self._plan.db, self._granted.permit, Proof.UNUSED)
-
-    async def _dial(self) -> Dialled:
+        """Log in; the permit is ended if that fails."""
         plan, permit = self._plan, self._granted.permit
         if self._permits.lease_left_seconds() <= 0:  # we were paused: others may think us dead by now
             self._permits.released(plan.db, permit, Proof.UNUSED)
@@ -176,6 +203,7 @@ class _Opening:
         dialled: Dialled | None = None
         proven = False
         try:
+            plan.gate.connecting()
             self._permits.connecting(plan.db, permit)
             dialled = await dial(
                 self._target(), connect_timeout_seconds=plan.connect_timeout_seconds, progress=progress)

@@ -133,6 +133,10 @@ class Permits:
         view = self.ledgers.get(db)
         return view is not None and view.grows
 
+    def held(self, db: str) -> int:
+        """How many of this ledger's this worker has."""
+        return len(self._holdings.of(db))
+
     def leaked(self) -> frozenset[tuple[str, Permit]]:
         """Open permits that were in no pool at the last two heartbeats: nobody will use them or give them
         back."""
@@ -279,6 +283,34 @@ class Permits:
             raise FleetUnreachable("this host's coordinator is unreachable") from None
         except LinkRefused as refused:
             raise FleetUnreachable(f"{op}: {refused.message or refused.code}") from None
+
+    # -- the gate
+
+    async def enter_gate(self, wait_seconds: float, **ask: Any) -> tuple[bool, bool]:
+        """Whether this host's coordinator lets one more connect in by then, and whether it had to wait.
+        Raises NoPermit where it does not answer. One that knows no gate lets in whoever asks."""
+        deadline = trio.current_time() + wait_seconds
+        with trio.move_on_at(deadline + ANSWER_SECONDS_MAX):
+            while True:
+                with trio.move_on_at(deadline):
+                    await self._uplink.settled()
+                if not self._uplink.is_settled:
+                    break
+                try:
+                    answer = await self._uplink.call(
+                        "create", wait_seconds=max(0.0, deadline - trio.current_time()), **ask)
+                    return bool(answer["in"]), bool(answer["waited"])
+                except LinkRefused as refused:
+                    if refused.code == "unknown_operation":
+                        return True, False
+                    raise NoPermit(refused.message or refused.code, refused.code) from None
+                except LinkLost:
+                    await trio.lowlevel.checkpoint()
+        raise NoPermit("this host's coordinator does not answer", "unreachable")
+
+    def leave_gate(self, request_id: str) -> None:
+        """That connect is over. Told, not waited for: where it is not heard, it is taken for over in time."""
+        self._uplink.notify("created", request_id=request_id)
 
     # -- asking
 

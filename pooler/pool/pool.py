@@ -35,6 +35,7 @@ from pooler.pool.plan import PoolPlan
 from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
 from pooler.pool.starts import Starts
+from pooler.pool.successors import Successors
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
 from pooler.relay.leaving import deserted
 from pooler.relay.reactor import Reactor
@@ -48,7 +49,6 @@ from pooler.wire.session_state import Residue, TextLook, kinds
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
 
-OPENING_MAX = 2  # connects in flight of one pool of one worker
 SPARE_SECONDS = 0.5  # what was idle for so long can be spared for another worker
 CLOSE_TIMEOUT_SECONDS = 5.0
 LIFETIME_JITTER = 0.2
@@ -94,7 +94,7 @@ class Pool:
 
     def __init__(self, parts: Parts, plan: PoolPlan) -> None:
         self.parts, self.plan, self.book = parts, plan, parts.classes.of(plan.ledger)
-        self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, OPENING_MAX)
+        self.core: PoolCore[ServerConn] = PoolCore(plan.size_max, plan.settings.scaling_max_parallel_creates)
         self.core.grants_until, self.core.on_room = parts.cut_off.until, self.grow
         self.refused: PoolerError | None = None  # what a ticket was refused with by the request just made
         self.statements, self.look = parts.statements, parts.look.residue
@@ -119,6 +119,7 @@ class Pool:
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
         self.past_limit: dict[ServerConn, float] = {}  # cancelled at transactionLimit, what began when
         self.growth, self.starts, self.promises = Growth(self), Starts(self), Promises(self)
+        self.successors: Successors = Successors(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
         """At the making, whenever a client comes for it, and at a reload."""
@@ -126,9 +127,11 @@ class Pool:
         self.used_at = monotonic()  # when somebody last came for it or was in it, as the janitor saw
         core = self.core
         core.size_max, core.serves_once = plan.size_max, not plan.server_lifetime_seconds
-        if (excess := core.total - core.closing - core.shed - plan.size_max - plan.reserve) > 0:
+        excess = core.total - core.closing - core.shed - plan.size_max - plan.reserve
+        if excess > 0 and (excess := excess - self.successors.overlap()) > 0:
             self.shed(excess, "the pool was made smaller")
         settings = plan.settings
+        core.opening_max = settings.scaling_max_parallel_creates
         self.check_query = b"" if settings.server_check_query == "<empty>" else (
             settings.server_check_query.encode())
         self.core.check_after = settings.server_check_delay_seconds if settings.server_check_query else (
@@ -254,6 +257,7 @@ class Pool:
     def retire(self, server: ServerConn, reason: str) -> None:
         """Close a session with proof; it is out of the core from now on."""
         self.core.remove(server)
+        self.growth.stir()
         if self.core.idle and self.core.waiting:
             self.grow()  # another may have to be asked
         server.close_down()
@@ -280,6 +284,8 @@ class Pool:
     def session_ended(self, server: ServerConn, orderly: bool) -> None:
         """The server ended it, or the connection broke."""
         self.core.remove(server)
+        self.growth.stir()
+        self.growth.ended(server, orderly=orderly)
         self.grow()
         self.sessions_lost += 1
         log.warning(Event.SESSION_LOST, database=self.plan.name, permit=str(server.permit), orderly=orderly)

@@ -33,7 +33,6 @@ def ledger_changed(pool: Pool, view: LedgerView) -> None:
         pool.drain_at = None if view.serving and not limit else monotonic() + limit
         pool.drain_cancelled = False
         pool.growth.outlive()
-        pool.parts.gates.of(view.db).advanced(view.epoch)
         _begin_anew(pool)
     pool.wake()
 

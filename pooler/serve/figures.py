@@ -6,6 +6,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from time import monotonic
@@ -271,7 +272,8 @@ def pool_statistics(pool: Pool) -> s.PoolStatistics:
         database=pool.plan.name, user=pool.plan.user, pool_mode=pool.plan.mode,
         clients_active=min(clients, count.active), clients_waiting=count.waiting,
         clients_idle=max(0, clients - count.active - count.waiting),
-        sessions_active=count.active, sessions_idle=count.idle, sessions_opening=count.opening,
+        sessions_active=count.active, sessions_idle=count.idle,
+        sessions_opening=count.opening - pool.growth.expecting, scaling=asdict(pool.growth.counts),
         sessions_closing=count.closing, longest_wait_us=int(oldest * 1e6), size_max=pool.plan.size_max,
         paused=pool.core.paused, totals=pool_totals(pool), errors=pool.errors,
         sessions_opened=pool.sessions_opened, sessions_closed=pool.sessions_closed,

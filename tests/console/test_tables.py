@@ -61,6 +61,7 @@ WORKER = WorkerStatistics(worker="w", version="1", started_at_us=0)
     ("item", "row"),
     [
         ("pools", made.pool_row(PoolStatistics(database="d", user="u", pool_mode="session"))),
+        ("pool_scaling", made.pool_scaling_row(PoolStatistics(database="d", user="u", pool_mode="session"))),
         ("clients", made.socket_row(ClientRow(**SOCKET))),
         ("servers", made.socket_row(ServerRow(**SOCKET))),
         ("databases", made.database_row(DatabaseRow(name="d", host="h", port=1, database="d"))),
@@ -102,6 +103,15 @@ def test_pools_of_all_workers_are_one_row_with_the_longest_wait() -> None:
     (row,) = merged
     assert (row["cl_active"], row["maxwait"], row["maxwait_us"]) == (5, 2, 1)
     assert row["worker"] == "w0,w1"
+
+
+def test_how_a_pool_grew_adds_up_over_the_workers_that_have_it() -> None:
+    statistics = PoolStatistics(database="d", user="u", pool_mode="session", scaling={"creates_started": 3})
+    row = made.pool_scaling_row(statistics)
+    other = {**row, "user": "v"}
+    assert [(each["user"], each["creates"], each["worker"]) for each in merge_rows(
+        "pool_scaling", [{**row, "worker": "0"}, {**other, "worker": "0"}, {**row, "worker": "1"}])] == [
+            ("u", 6, "0,1"), ("v", 3, "0")]
 
 
 def test_means_are_weighed_and_rates_add_up() -> None:

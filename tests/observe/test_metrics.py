@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pooler.observe.metrics import BOUNDS_SECONDS, Histogram, WorkerMetrics, cumulative
 from pooler.observe.snapshot import PoolStatistics, Totals, WorkerStatistics
+from pooler.pool.gate import ScalingCounts
 
 
 def worker(**pool: object) -> WorkerStatistics:
@@ -75,6 +77,17 @@ def test_the_page_says_what_the_snapshot_says() -> None:
     assert value(found, "pooler_permits_refused", "pooler_permits_refused_total", reason="full") == 2
     assert value(found, "pooler_ledger_reachable", "pooler_ledger_reachable", ledger="a/write") == 0
     assert value(found, "pooler_start_time_seconds", "pooler_start_time_seconds") == 1
+
+
+def test_how_a_pool_grew_has_a_gauge_and_counters_by_type() -> None:
+    counts = ScalingCounts(inflight_creates=2, creates_started=9, burst_gate_waits=4, replenish_deferred=1)
+    page = WorkerMetrics(lambda: worker(scaling=asdict(counts))).render().decode()
+    labels = 'database="orders",type="{}",user="app"'
+    assert f"pooler_pool_scaling{{{labels.format('inflight_creates')}}} 2.0" in page
+    for name, count in (("creates_started", 9), ("burst_gate_waits", 4), ("burst_gate_budget_exhausted", 0),
+                        ("anticipation_wakes_notify", 0), ("anticipation_wakes_timeout", 0),
+                        ("create_fallback", 0), ("replenish_deferred", 1)):
+        assert f"pooler_pool_scaling_total{{{labels.format(name)}}} {count}.0" in page
 
 
 def test_a_scrape_asks_anew_and_a_gauge_goes_back() -> None:

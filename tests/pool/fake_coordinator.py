@@ -13,9 +13,11 @@ from typing import Any
 import trio
 from trio.testing import memory_stream_pair
 
+from coordinator.creating import Creating
 from coordinator.ledger.record import Kind, Permit
 from coordinator.ledger.states import Actor, Proof, SessionState, find_move
 from coordinator.link import Args, Link, LinkRefused
+from coordinator.registry import Introduction, Local
 
 DB = "orders-primary/write"
 TTL_SECONDS = 5.0
@@ -171,6 +173,9 @@ class FakeCoordinator:
         self.moved: list[tuple[Permit, Permit]] = []  # what hello says of permits that it lists
         self.deaf: set[str] = set()  # operations that are never answered
         self.answers: dict[str, Any] = {}  # scripted answers (a LinkRefused is raised), else the ledger's
+        self.creating = Creating(dict)
+        self.no_gate: LinkRefused | None = None
+        self.local = Local(Introduction("boot-1", 0, 1, 1, "", (1,)))
         self._nursery = nursery
         self._late: list[Callable[[], None]] = []
 
@@ -182,7 +187,8 @@ class FakeCoordinator:
         theirs, ours = memory_stream_pair()
         handlers = {op: self._handler(op) for op in (
             "heartbeat", "reserve", "void", "connecting", "open", "closing", "release", "unknown", "reassert",
-            "epoch_ack", "backend_hint", "cancel", "fleet", "ledger_rows")}
+            "epoch_ack", "backend_hint", "cancel", "fleet", "ledger_rows", "created")}
+        handlers["create"] = self._create
         link = Link(ours, {**handlers, "hello": self._hello})
         self.links.append(link)
         self._nursery.start_soon(self._run, link, ours)
@@ -239,7 +245,18 @@ class FakeCoordinator:
 
         return serve
 
+    async def _create(self, args: Args) -> Any:
+        """As the real one, which waits until there is a place."""
+        if self.no_gate is not None:
+            raise self.no_gate
+        await self._maybe_break("create", lambda: None)
+        is_in, waited = await self.creating.enter(self.local, args)
+        await self._maybe_break_after("create")
+        return {"in": is_in, "waited": waited}
+
     def _apply(self, op: str, args: Args) -> Any:
+        if op == "created":
+            self.creating.leave(self.local, args["request_id"])
         if op in self.answers:
             if isinstance(self.answers[op], LinkRefused):
                 raise self.answers[op]

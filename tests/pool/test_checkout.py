@@ -242,7 +242,7 @@ async def test_with_a_server_lifetime_of_0_asking_a_session_whether_it_is_there_
             plan, size_max=1, size_min=1, server_lifetime_seconds=0,
             settings=plan.settings.model_copy(update={"server_check_delay_seconds": 0.0})))
         run.pool.greeting = {}
-        janitor.replenish(run.pool)
+        janitor.replenish(run.pool, monotonic())
         await wait_all_tasks_blocked()
         assert len(run.pool.core.idle) == 1
         async with run.pool.checkout() as client:

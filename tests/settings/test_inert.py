@@ -17,6 +17,7 @@ SET = {
     "fleet.drain_notice": "1s",
     "pool.server_reset_query_always": "true",
     "pool.pkt_buf": "4096",
+    "pool.scaling_fast_retries": "20",
 }
 
 

@@ -22,7 +22,7 @@ databases:
   orders:
     hosts: ["10.0.0.11:5432", "10.0.0.12:5432"]
     policy: policies/orders.yaml
-    query_wait_timeout: 250ms
+    query_wait_timeout: 750ms
     monitor: {user: watcher, password: "file:monitor"}
 auth: {file: userlist.txt}
 """
@@ -72,7 +72,7 @@ def test_a_sound_file_is_read_with_units_defaults_and_paths_of_its_own_folder(fo
     settings = load(write(folder, SOUND))
     assert settings.fleet.run_dir == folder / "run"
     assert settings.auth.file == folder / "userlist.txt"
-    assert settings.databases["orders"].query_wait_timeout_seconds == 0.25
+    assert settings.databases["orders"].query_wait_timeout_seconds == 0.75
     assert settings.databases["orders"].ledger == "orders-primary/write"
     assert settings.pool.server_lifetime_seconds == 3600
     assert settings.pool_size("orders") == 20
@@ -85,7 +85,7 @@ def test_every_fault_of_a_file_is_told_at_once_with_path_value_and_what_is_allow
         SOUND.replace("name: orders", "name: Or!")
         .replace("workers: 2", "workers: 99")
         .replace("policy: policies/orders.yaml", "pool_mode: tx\n    pool_size: '5'")
-        .replace("query_wait_timeout: 250ms", "query_wait_timeout: 5 parsecs")
+        .replace("query_wait_timeout: 750ms", "query_wait_timeout: 5 parsecs")
         .replace("6480", "99999")
     )
     assert faults_of(folder, text) == {

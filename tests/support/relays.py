@@ -44,6 +44,10 @@ class Relay:
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
+    def typed(self) -> Typed:
+        """What looks at the bytes of one connection."""
+        return Typed(self)
+
     def cut(self) -> None:
         """End every connection, both ways."""
         with self._lock:
@@ -74,7 +78,7 @@ class Relay:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 with self._lock:
                     self._open |= {near, far}
-                answers = _Typed(self)
+                answers = self.typed()
                 self._start(near, far, answers.asked)
                 self._start(far, near, answers.said)
 
@@ -94,7 +98,7 @@ class Relay:
         _shut(target)
 
 
-class _Typed:
+class Typed:
     """One connection's messages of the server, told from the single byte that answers an SSLRequest."""
 
     def __init__(self, relay: Relay) -> None:
