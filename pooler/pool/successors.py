@@ -42,7 +42,7 @@ class Successors:
         due = [each for each in core.active if self._is_due(each, now)]
         if due:
             room = Replacing(
-                idle=len(core.idle), in_use=len(core.active), waiting=core.count_waiting(),
+                idle=len(core.idle), in_use=len(core.active), waiting=core.count_servable(),
                 making=self.overlap(), lifetime_seconds=lifetime, free_permits=self._free_permits()).room
             for each in sorted(due, key=lambda server: server.expires_at)[:room]:
                 core.opening += 1

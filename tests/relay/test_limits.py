@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pooler.demo.client import FLUSH, SYNC, message, query
-from pooler.pool import janitor, steering
+from pooler.pool import janitor, pressure, steering
 from pooler.relay.leaving import CHANGED
 from tests.relay.scripts import group
 from tests.relay.world import World, world
@@ -176,8 +176,11 @@ def test_a_delay_of_zero_asks_each_time() -> None:
         assert w.sessions[0].received == (query("") + query("select 1")) * 3
 
 
-def test_a_session_that_does_not_answer_costs_a_client_nothing_but_time() -> None:
+def test_a_session_that_does_not_answer_costs_a_client_nothing_but_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It went away unnoticed: the next is asked, and serves."""
+    monkeypatch.setattr(pressure, "ENDS_SECONDS", -1.0)  # as if they came one by one: no restart of the server
     with world(sessions=3) as w:
         rest(w)
         client = w.client()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pooler.demo.client import FLUSH, SYNC, bind, execute, parse, query
+from pooler.pool import pressure
 from pooler.relay.reactor import IN
 from tests.relay.miniserver import MiniServer
 from tests.relay.scripts import COPY_DONE, copy_data, group
@@ -278,6 +279,7 @@ def test_a_client_whose_settings_end_every_session_is_told_so_and_not_tried_for_
         run(mini, text)
 
     monkeypatch.setattr(MiniServer, "_run", dies)
+    monkeypatch.setattr(pressure, "ENDS_SECONDS", -1.0)  # as if they came one by one: no restart of the server
     with world(9) as w:
         other, one = w.client(), w.client(work_mem="7")
         assert w.say(one, query("select 1")) == "E:08006"
