@@ -180,7 +180,7 @@ def test_a_session_that_does_not_answer_costs_a_client_nothing_but_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It went away unnoticed: the next is asked, and serves."""
-    monkeypatch.setattr(pressure, "ENDS_SECONDS", -1.0)  # as if they came one by one: no restart of the server
+    monkeypatch.setattr(pressure, "ENDS_SECONDS", -1.0)  # one by one: no restart of the server
     with world(sessions=3) as w:
         rest(w)
         client = w.client()

@@ -279,7 +279,7 @@ def test_a_client_whose_settings_end_every_session_is_told_so_and_not_tried_for_
         run(mini, text)
 
     monkeypatch.setattr(MiniServer, "_run", dies)
-    monkeypatch.setattr(pressure, "ENDS_SECONDS", -1.0)  # as if they came one by one: no restart of the server
+    monkeypatch.setattr(pressure, "ENDS_SECONDS", -1.0)  # one by one: no restart of the server
     with world(9) as w:
         other, one = w.client(), w.client(work_mem="7")
         assert w.say(one, query("select 1")) == "E:08006"
