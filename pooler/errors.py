@@ -14,8 +14,8 @@ class Retry(StrEnum):
     NOW = "now"
     AFTER = "after"
     NEVER = "never"
-    APPLICATION = "application decides"
-    LOOK_UP = "outcome unknown"
+    APPLICATION = "application"
+    LOOK_UP = "unknown"
 
 
 class PoolerError(Exception):
@@ -24,6 +24,7 @@ class PoolerError(Exception):
     sqlstate: ClassVar[str] = "58000"
     retry: ClassVar[Retry] = Retry.NEVER
     exit_code: ClassVar[int] = 1
+    situation: str = ""  # its row in admission.refusals, which has the HINT; none: it has no such HINT
 
 
 class UsageFault(PoolerError):
@@ -58,6 +59,13 @@ class WaitEnded(PoolerError):
 
     sqlstate = "57014"
     retry = Retry.AFTER
+    situation = "wait_ended"
+
+
+class WaitCancelled(WaitEnded):
+    """A wait for a session ended by its client's own wish."""
+
+    situation = ""
 
 
 class NoPermit(PoolerError):
@@ -65,6 +73,7 @@ class NoPermit(PoolerError):
 
     sqlstate = "53300"
     retry = Retry.AFTER
+    situation = "no_permit"
 
     def __init__(self, message: str = "", reason: str = "") -> None:
         super().__init__(message)
@@ -83,13 +92,21 @@ class NotServing(PoolerError):
 
     sqlstate = "57P03"
     retry = Retry.AFTER
+    situation = "draining"
 
 
 class BackendLost(PoolerError):
-    """The server went away before anything was sent, or in a transaction that was not being committed."""
+    """The server went away before anything was sent, or in a transaction that was not being committed
+    (`in_transaction`)."""
 
     sqlstate = "08006"
-    retry = Retry.APPLICATION
+    retry = Retry.NOW
+    situation = "lost_unsent"
+
+    def __init__(self, message: str = "", *, in_transaction: bool = False) -> None:
+        super().__init__(message)
+        if in_transaction:
+            self.situation = "lost_in_transaction"
 
 
 class OutcomeUnknown(PoolerError):
@@ -97,6 +114,7 @@ class OutcomeUnknown(PoolerError):
 
     sqlstate = "08007"
     retry = Retry.LOOK_UP
+    situation = "lost_in_commit"
 
 
 class PermitLost(PoolerError):

@@ -97,7 +97,8 @@ class Worker:
             table=SessionTable.create(run_dir, boot_id), random=Random(),
             statements=Statements(look.residue), look=look,
             parameters_of=lambda statuses: self.tracked.from_statuses(statuses.items()),
-            client_closed=self._client_closed, server_tls=self.encryption.servers)
+            client_closed=self._client_closed, server_tls=self.encryption.servers,
+            as_pgbouncer=settings.admin.as_pgbouncer)
         self.registry = Registry(settings, self.parts, names=NameCounts(run_dir / "names.cnt"))
         self.parts.gates = Gates(spec["workers"])
         self.parts.cut_off = CutOff(

@@ -70,6 +70,7 @@ class Parts:
     parameters_of: Callable[[dict[bytes, bytes]], ParameterSet]
     client_closed: Callable[[ClientConn], None]
     server_tls: ServerTls | None = None
+    as_pgbouncer: bool = False  # its texts, and no more
     next_number: Callable[[], int] = int
     by_seat: Callable[[str, str, str], Iterable[Pool]] = lambda *_: ()  # pools that share seats
     of_user: Callable[[str], Iterable[Pool]] = lambda *_: ()  # pools whose sessions are this user's
@@ -125,7 +126,7 @@ class Pool:
         self.core.check_after = settings.server_check_delay_seconds if settings.server_check_query else (
             float("inf"))
         self.packet_bytes_max = min(MESSAGE_BYTES_MAX, settings.max_packet_size_bytes)
-        self.wait_timeout_seconds = plan.query_wait_timeout_seconds or float("inf")
+        self.wait_timeout_seconds = max(0.0, plan.query_wait_timeout_seconds or float("inf"))  # 0: no wait
         self.holds_session = plan.mode == "session"
         self.is_statement_mode = plan.mode == "statement"
         self.statements_max = settings.max_prepared_statements
@@ -342,7 +343,9 @@ class Pool:
         """
         client = TaskClient(self)
         ticket = client.ticket
-        wait = self.wait_timeout_seconds if timeout_seconds is None else timeout_seconds
+        wait = timeout_seconds
+        if wait is None:  # what does not wait for a session in use may wait for one that is opened
+            wait = self.wait_timeout_seconds or self.plan.settings.server_connect_timeout_seconds
         now = monotonic()
         ticket.start(now, now + wait)
         server = self.request(ticket)

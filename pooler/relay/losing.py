@@ -8,7 +8,7 @@ from pooler.errors import BackendLost, OutcomeUnknown, PoolerError
 from pooler.relay.answers import IDLE
 from pooler.relay.owed import COPY_ENDED
 from pooler.relay.parting import go, part
-from pooler.relay.refusal import refuse_owed
+from pooler.relay.refusal import hint_for, refuse_owed
 from pooler.wire.prepared import COMMITS
 
 if TYPE_CHECKING:
@@ -43,11 +43,12 @@ def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
     if autocommit or ends:
         error = OutcomeUnknown("the server went away before it answered: look the outcome up")
     else:
-        error = BackendLost("the server went away during the transaction, which is rolled back")
+        error = BackendLost(
+            "the server went away during the transaction, which is rolled back", in_transaction=True)
     if client.holds or (server.status != IDLE and not ends):
         # what the client sends next belongs to a transaction, or to a session's state, that is gone: it must
         # not run without it
-        client.break_off(error.sqlstate, str(error))
+        client.break_off(error.sqlstate, str(error), hint_for(client, error))
     else:
         for entry in reversed(server.owed):
             if type(entry) is not int and entry is not COPY_ENDED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from pooler.admission.refusals import delay_ms, hint
 from pooler.errors import PoolerError
 from pooler.relay import owed as o
 from pooler.wire.messages import Fault, error_response
@@ -25,13 +26,26 @@ MESSAGE_BYTES_MAX = 1 << 30  # as PostgreSQL's own limit
 READY_IDLE = b"Z\x00\x00\x00\x05I"
 
 
-def error_message(error: Exception, severity: str = "ERROR") -> bytes:
+def error_message(error: Exception, severity: str = "ERROR", hint: str = "") -> bytes:
     """The ErrorResponse for an outcome; a server's own words pass unchanged."""
     own: bytes = getattr(error, "server_error", b"")
     if own:
         return b"E" + (len(own) + 4).to_bytes(4, "big") + own
     code = getattr(error, "code", "") or getattr(error, "sqlstate", "58000")
-    return error_response(Fault(severity, code, str(error), hint=getattr(error, "hint", "")))
+    return error_response(Fault(severity, code, str(error), hint=hint or getattr(error, "hint", "")))
+
+
+def hint_for(client: ClientConn, error: Exception) -> str:
+    """The HINT of a refusal (admission.refusals); empty for what is none, and where PgBouncer's texts hold."""
+    situation: str = getattr(error, "situation", "")
+    pool = client.pool
+    if not situation or pool.parts.as_pgbouncer or getattr(error, "server_error", b""):
+        return ""
+    return hint(situation, delay_ms(len(pool.core.waiting), pool.parts.random.random()), client.ticket_id)
+
+
+def _refusal(client: ClientConn, error: Exception) -> bytes:
+    return error_message(error, hint=hint_for(client, error))
 
 
 def answer_alone(client: ClientConn, data: bytes) -> bytes:
@@ -66,13 +80,13 @@ def refuse_unsent(client: ClientConn, error: Exception, unsent: bytes) -> bytes:
         client.break_off("08P01", f"message {chr(unsent[0])!r} of length {length}")
         return b""
     if unsent[:1] in (b"Q", b"F"):
-        client.deliver(error_message(error) + READY_IDLE)
+        client.deliver(_refusal(client, error) + READY_IDLE)
         end = 1 + length
         if end > len(unsent):
             client.skip = end - len(unsent)  # the rest of it is still to come, and to be dropped
             client.dropping = True
         return unsent[end:]
-    client.deliver(error_message(error))
+    client.deliver(_refusal(client, error))
     client.dropping = client.skip_to_sync = True
     return drop(client, unsent)
 
@@ -88,7 +102,7 @@ def refuse_waited(client: ClientConn, error: Exception, data: bytes) -> bytes:
 
 def refuse_owed(client: ClientConn, error: PoolerError, server: ServerConn) -> None:
     """The session went away outside a transaction block: answer what it still owed this client."""
-    said = error_message(error)
+    said = _refusal(client, error)
     client.skip_to_sync = server.unsynced
     client.dropping = client.skip_to_sync or client.skip > 0
     client.tail = None
