@@ -77,6 +77,7 @@ class Parts:
     gates: Gates = field(default_factory=Gates)
     cut_off: CutOff = field(default_factory=CutOff)
     places: UserPlaces = field(default_factory=UserPlaces)
+    names: Any = None  # relay.named.Names: what serves clients that name their transactions
     tickets: int = 0
     servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import NotServing, PoolerError, WaitEnded
+from pooler.errors import NotServing, PoolerError, WaitCancelled
 from pooler.relay import owed as o
 from pooler.relay import parting
 from pooler.relay.keeping import unpin
@@ -26,6 +26,7 @@ from pooler.wire.prepared import ClientStatements
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
+    from pooler.relay.named import Named
     from pooler.relay.server import ServerConn
 
 RECV_BYTES = 65_536
@@ -38,9 +39,9 @@ class ClientConn:
     __slots__ = (
         "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
         "dropping", "fd", "fitting", "forgets", "holds", "idle_since", "last_sent", "last_word", "missing",
-        "out", "parameters", "parting_since", "pool", "proven", "reactor", "recv", "refits", "requested_at",
-        "send", "server", "skip", "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "unsent",
-        "warned", "who",
+        "named", "out", "parameters", "parting_since", "pool", "proven", "reactor", "recv", "refits", "requested_at",
+        "send", "server", "skip", "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "ticket_id",
+        "unsent", "warned", "who",
     )
 
     def __init__(
@@ -59,6 +60,8 @@ class ClientConn:
         self.who = who
         self.server: ServerConn | None = None
         self.ticket = Ticket(self._granted, self._refused, self)
+        self.ticket_id = ""  # what it named its next transaction
+        self.named: Named | None = None  # its use of that name: see named.py
         self.buffer = b""
         self.chunks: list[bytes] | None = None  # of a message that is taken whole
         self.missing = self.refits = 0
@@ -88,8 +91,7 @@ class ClientConn:
     def deliver(self, data: bytes) -> None:
         """Send at the end of the reactor's batch.
 
-        Sessions are given their next work first. And a process that has many connections is woken once for
-        the answers of a batch, not once for each: that costs it, and a machine it shares with us, less.
+        Sessions are given their next work first, and a process with many connections is woken once for all.
         """
         if self.unsent:
             self.unsent += data
@@ -225,13 +227,14 @@ class ClientConn:
             self.break_off(broken.sqlstate, str(broken))
 
     def _ask(self, data: bytes) -> bytes:
-        """Something came in without a session: get one. → what is to be passed on now; the rest waits, or is
-        done with. There may be no session yet all the same: then ask again."""
+        """Get a session for this. → what is to be passed on, or asked for again; the rest waits, or is done."""
         if len(data) < 5:
             self.buffer = data
             return b""
         if data[0] in WITHOUT_SESSION:
             return answer_alone(self, data)
+        if self.ticket_id:
+            return self.pool.parts.names.ask(self, data)
         now = self.requested_at = monotonic()
         pool = self.pool
         ticket = self.ticket
@@ -359,11 +362,11 @@ class ClientConn:
     def cancel_wait(self) -> None:
         """A CancelRequest for a client that waits for a session ends the wait."""
         if self.pool.withdraw(self.ticket):
-            self._refused(WaitEnded("canceling statement due to user request"))
+            self._refused(WaitCancelled("canceling statement due to user request"))
 
-    def break_off(self, sqlstate: str, text: str) -> None:
+    def break_off(self, sqlstate: str, text: str, hint: str = "") -> None:
         """FATAL to the client; whatever session it holds is closed."""
-        parting.part(self, error_response(Fault("FATAL", sqlstate, text)))
+        parting.part(self, error_response(Fault("FATAL", sqlstate, text, hint=hint)))
 
     def left(self) -> None:
         """The client is gone (or is made to go)."""

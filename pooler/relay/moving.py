@@ -60,7 +60,8 @@ def may_move(client: ClientConn) -> bool:
     """Whether nothing of it is under way here."""
     busy: tuple[Any, ...] = (
         client.server, client.ticket.waiting, client.buffer, client.missing, client.unsent, client.out,
-        client.dropping, client.skip, client.skip_to_sync, client.fitting, client.tail, client.closing)
+        client.dropping, client.skip, client.skip_to_sync, client.fitting, client.tail, client.closing,
+        client.named, client.ticket_id)
     return not is_encrypted(client) and not any(busy)
 
 

@@ -31,6 +31,7 @@ from pooler.relay.client import ClientConn
 from pooler.serve import replication
 from pooler.serve.registry import Registry
 from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
+from pooler.wire.own_parameters import TICKET, OwnFault, take_startup
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.startup import CancelAsked, Replication, clean_ascii, settings_of
 
@@ -185,7 +186,7 @@ class Entrance:
         until = min(deadline, trio.current_time() + query) if query else deadline
         try:
             with trio.fail_at(until):
-                told, parameters = await self._started(pool, asked, until)
+                told, parameters, own = await self._started(pool, asked, until)
         except (trio.TooSlowError, WaitEnded):  # whichever of the two clocks sees first that it is time
             if until < deadline:
                 raise _servers_word(pool) or LoginRefused("query_timeout", "57014") from None
@@ -208,19 +209,24 @@ class Entrance:
             if session is not None:
                 pool.core.break_promise(session)
             raise
+        client.ticket_id = own.get(TICKET, "")
         client.ticket.promised = session
         client.proven = True
         return client
 
     async def _started(
         self, pool: Pool, asked: LoggedIn, deadline: float
-    ) -> tuple[dict[bytes, bytes], ParameterSet]:
-        """What this client is told at login, and its session parameters: its own where it gave some and a
-        server has taken them, else the server's."""
+    ) -> tuple[dict[bytes, bytes], ParameterSet, dict[str, str]]:
+        """What this client is told at login, its session parameters (its own where it gave some and a server
+        has taken them, else the server's), and the pooler's own."""
         settings = self._registry.settings.pool
         ignored = {name.lower() for name in settings.ignore_startup_parameters}
         kept = _KEPT | {name.lower() for name in settings.track_extra_parameters}
         start = settings_of(asked.options, asked.parameters, ignored=ignored, kept=kept)
+        try:
+            own = take_startup(start)
+        except OwnFault as fault:
+            raise LoginRefused(f"{fault}. {fault.hint}", fault.code) from None
         if self._registry.settings.admin.as_pgbouncer:
             check_startup(start, asked.parameters, kept)
         greeting = await pool.greeting_parameters(deadline - trio.current_time())
@@ -231,7 +237,7 @@ class Entrance:
         taken = await pool.starts.proved(base, start, greeting, deadline - trio.current_time())
         start[b"application_name"] = clean_ascii(name, greeting.get(b"server_version", b""))
         parameters = taken.onto(base.with_startup(start))
-        return greeting | dict(taken.told) | dict(parameters.items()), parameters
+        return greeting | dict(taken.told) | dict(parameters.items()), parameters, own
 
 
 def _where(peer: PeerAddress) -> bytes:
