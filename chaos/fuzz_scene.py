@@ -20,6 +20,7 @@ from pooler.pool import janitor
 from pooler.pool.opener import OpenSession
 from pooler.pool.plan import PoolPlan
 from pooler.pool.pool import Parts, Pool
+from pooler.relay.asking import Asked
 from pooler.relay.client import ClientConn
 from pooler.relay.reactor import Reactor
 from pooler.settings import PoolSettings
@@ -205,7 +206,7 @@ class Client:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         self._read_bytes = 2_000 if chance.random() < SLOW else 1 << 20
         wanted = scene.tracked.from_statuses(_TOLD.items()).with_startup(chance.choice(STARTS))
-        self.conn = ClientConn(scene.reactor, scene.pool, far, "fuzz:0", b"key", wanted, b"", "")
+        self.conn = ClientConn(scene.reactor, scene.pool, far, "fuzz:0", b"key", wanted, "", Asked())
         scene.pool.clients.add(self.conn)
         self.conn.start(b"")
         self.hearing = Hearing()

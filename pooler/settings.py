@@ -26,11 +26,10 @@ from pooler.settings_models import (
     ServiceSettings,
     Settings,
     Strict,
-    TenantMatch,
-    TenantSettings,
     TlsSettings,
     UserSettings,
 )
+from pooler.settings_tenants import TenantMatch, TenantSettings
 from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings
 from pooler.settings_units import Address, PolicyFile
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from pooler.settings_auth import AuthMethod
 from pooler.settings_host import WORKERS_MAX, default_run_dir, default_workers
+from pooler.settings_tenants import TenantSettings
 from pooler.settings_tls import ClientTlsSettings, PemFile, ServerTlsSettings, plain_pem
 from pooler.settings_units import (
     Address,
@@ -31,6 +32,7 @@ from pooler.settings_units import (
     Secret,
     ServerPorts,
     Strings,
+    WaitSeconds,
     as_tuple,
 )
 
@@ -143,7 +145,7 @@ class DatabaseSettings(Strict):
     min_pool_size: Count | None = None
     reserve_pool_size: Count | None = None
     max_db_client_connections: Count | None = None
-    query_wait_timeout_seconds: Seconds | None = Field(None, alias="query_wait_timeout")
+    query_wait_timeout_seconds: WaitSeconds | None = Field(None, alias="query_wait_timeout")
     server_lifetime_seconds: Seconds | None = Field(None, alias="server_lifetime")
     connect_query: str | None = None
     auth_user: str | None = Field(None, min_length=1, description="instead of `auth.user`")
@@ -165,7 +167,7 @@ class UserSettings(Strict):
     max_user_connections: Count | None = None
     max_user_client_connections: Count | None = None
     query_timeout_seconds: Seconds | None = Field(None, alias="query_timeout")
-    query_wait_timeout_seconds: Seconds | None = Field(None, alias="query_wait_timeout")
+    query_wait_timeout_seconds: WaitSeconds | None = Field(None, alias="query_wait_timeout")
     transaction_timeout_seconds: Seconds | None = Field(None, alias="transaction_timeout")
     idle_transaction_timeout_seconds: Seconds | None = Field(None, alias="idle_transaction_timeout")
     client_idle_timeout_seconds: Seconds | None = Field(None, alias="client_idle_timeout")
@@ -218,7 +220,7 @@ class PoolSettings(Strict):
     max_user_client_connections: Count = 0
     max_user_connections: Count = Field(0, description="sessions of a user over all databases of a worker")
     max_prepared_statements: Count = 200
-    query_wait_timeout_seconds: Seconds = Field(120.0, alias="query_wait_timeout")
+    query_wait_timeout_seconds: WaitSeconds = Field(120.0, alias="query_wait_timeout")
     query_wait_notify_seconds: Seconds = Field(5.0, alias="query_wait_notify")
     login_notify_message: str = Field("", description="a NOTICE for each client at its login")
     application_name_add_host: bool = Field(False, description="the client's address, behind its name")
@@ -252,23 +254,6 @@ class PoolSettings(Strict):
     tcp_keepidle_seconds: Seconds = Field(0.0, alias="tcp_keepidle", le=32_767)
     tcp_keepintvl_seconds: Seconds = Field(0.0, alias="tcp_keepintvl", le=32_767)
     tcp_user_timeout_seconds: Seconds = Field(0.0, alias="tcp_user_timeout", le=86_400)
-
-
-class TenantMatch(Strict):
-    """All that is given must match; patterns as of a shell."""
-
-    user: str | None = None
-    database: str | None = None
-    application_name: str | None = None
-    client_address: str | None = None
-
-
-class TenantSettings(Strict):
-    """First match wins."""
-
-    match: TenantMatch
-    tenant: str | None = Field(None, min_length=1)
-    class_name: str | None = Field(None, alias="class", min_length=1)
 
 
 class AdminSettings(Strict):

@@ -44,6 +44,14 @@ def parse_duration_seconds(value: object) -> float:
     return seconds
 
 
+NO_WAIT_SECONDS = -1.0  # `nowait`: 0 is PgBouncer's word for no limit
+
+
+def parse_wait_seconds(value: object) -> float:
+    """A duration, or `nowait`. Raises ValueError."""
+    return NO_WAIT_SECONDS if value in ("nowait", NO_WAIT_SECONDS) else parse_duration_seconds(value)
+
+
 def parse_size_bytes(value: object) -> int:
     """`4096`, `64kB`, `256MB` (powers of 1024, as PostgreSQL). Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -226,6 +234,7 @@ def _rows(value: object) -> object:
 
 Rows = Annotated[tuple[tuple[str | int | None, ...], ...], BeforeValidator(_rows)]
 Seconds = Annotated[float, BeforeValidator(parse_duration_seconds)]
+WaitSeconds = Annotated[float, BeforeValidator(parse_wait_seconds)]
 Bytes = Annotated[int, BeforeValidator(parse_size_bytes)]
 HostPort = Annotated[Address, BeforeValidator(Address.parse)]
 ServerPorts = Annotated[

@@ -1,4 +1,4 @@
-"""One wait, one budget: a checkout waits for the smallest of its limits, and is told which one that was. Pure."""
+"""One wait, one budget: a checkout waits for the smallest of its limits, and is told which. Pure."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pooler.errors import WaitEnded
 from pooler.pool.pool import Pool
 from pooler.relay import owed as o
 from pooler.relay.parting import end_if_late
 from pooler.relay.server import ServerConn
+from pooler.relay.waiting import wait_ended
 from pooler.wire.messages import Fault, notice_response
 
 IN_TRANSACTION, FAILED = 0x54, 0x45
@@ -17,12 +17,9 @@ CANCELLED_SECONDS = 1.0  # for a client to end its transaction after a cancel
 
 
 def end_late_waits(pool: Pool, now: float) -> None:
-    """query_wait_timeout: a ticket past its deadline is answered."""
+    """query_wait_timeout, pooler.deadline: a ticket past its deadline is answered."""
     for ticket in pool.core.expired(now) if pool.core.waiting else ():
-        waited = now - ticket.queued_at
-        ticket.refused(WaitEnded(
-            f"query_wait_timeout: no session of database {pool.plan.name!r} for user {pool.plan.user!r} "
-            f"became free in {waited:.1f} s: {why_none(pool)}"))
+        ticket.refused(wait_ended(pool, ticket.holder, now - ticket.queued_at, why_none(pool)))
 
 
 def why_none(pool: Pool) -> str:

@@ -46,6 +46,7 @@ from pooler.wire.session_state import Residue, TextLook, kinds
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
+    from pooler.relay.named import Names
 
 OPENING_MAX = 2  # connects in flight of one pool of one worker
 SPARE_SECONDS = 0.5  # what was idle for so long can be spared for another worker
@@ -77,7 +78,7 @@ class Parts:
     gates: Gates = field(default_factory=Gates)
     cut_off: CutOff = field(default_factory=CutOff)
     places: UserPlaces = field(default_factory=UserPlaces)
-    names: Any = None  # relay.named.Names: what serves clients that name their transactions
+    names: Names = None  # type: ignore[assignment]  # serves clients that name their transactions
     tickets: int = 0
     servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
     server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each

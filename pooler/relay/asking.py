@@ -7,10 +7,24 @@ holds from the moment it is set, whatever becomes of the transaction around.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pooler.wire.own_parameters import CLASS, DEADLINE, PREFIX, TENANT, TICKET, Own, OwnFault
-from pooler.wire.own_parameters import checked, deadline_seconds, shown_deadline
+from coordinator.session_table import encode_who
+from pooler.wire.own_parameters import (
+    CLASS,
+    DEADLINE,
+    PREFIX,
+    TENANT,
+    TICKET,
+    Own,
+    OwnFault,
+    checked,
+    deadline_seconds,
+    shown_deadline,
+)
+
+if TYPE_CHECKING:
+    from pooler.relay.named import Named
 
 
 class Asked(NamedTuple):
@@ -41,20 +55,28 @@ def known_classes() -> frozenset[str] | None:
 class Asking:
     """A client as one who asks: read at each checkout."""
 
-    __slots__ = ("asked", "deadline_seconds", "klass", "own", "tenant", "ticket_id")
+    __slots__ = ("address", "asked", "deadline_seconds", "klass", "named", "own", "tenant", "ticket_id", "who")
 
-    def __init__(self) -> None:
+    def __init__(self, address: str, asked: Asked) -> None:
+        self.address, self.asked = address, asked
         self.own: OwnNames | None = None
-        self.asks(Asked())
-
-    def asks(self, asked: Asked) -> None:
-        """Begin with this; `reset_asked` comes back to it."""
-        self.asked = asked
+        self.named: Named | None = None  # its use of the name that it gave: see named.py
         self.reset_asked()
 
     def reset_asked(self) -> None:
         """RESET ALL and DISCARD ALL: all as at the start."""
         self.tenant, self.klass, self.deadline_seconds, self.ticket_id, _ = self.asked
+        self.identify()
+
+    def name_is_used(self) -> None:
+        """What it named has run: neither it nor a RESET names anything so again."""
+        self.ticket_id = ""
+        self.asked = self.asked._replace(ticket_id="")
+        self.identify()
+
+    def identify(self) -> None:
+        """What the session table says of its transactions from now on."""
+        self.who = encode_who(self.tenant, self.klass, self.address, self.ticket_id)
 
     def get_asked(self, name: str) -> str:
         """As SHOW has it."""
@@ -78,6 +100,7 @@ class Asking:
             self.tenant = self.asked.tenant if value is None else value
         else:
             self.klass = self.asked.klass if value is None else value
+        self.identify()
 
 
 def check_class(name: str, value: str) -> None:

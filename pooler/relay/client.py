@@ -10,45 +10,48 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import NotServing, PoolerError, WaitCancelled
+from pooler.errors import PoolerError, WaitCancelled
 from pooler.relay import owed as o
 from pooler.relay import parting
+from pooler.relay.asking import Asked, Asking
 from pooler.relay.keeping import unpin
 from pooler.relay.leaving import end_transaction
 from pooler.relay.losing import session_lost
+from pooler.relay.own_settings import LOOK_BYTES, answer_own
 from pooler.relay.reactor import GONE, IN, QUIET, READ, WRITE, Reactor
 from pooler.relay.refusal import WITHOUT_SESSION, answer_alone, drop, refuse_unsent, refuse_waited
 from pooler.relay.regaining import RESETS, regain
 from pooler.relay.requests import HELD_BACK, pass_requests
+from pooler.relay.waiting import await_opening, why_refused
 from pooler.wire.messages import Fault, error_response
+from pooler.wire.own_parameters import MENTION
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import ClientStatements
 
 if TYPE_CHECKING:
     from pooler.pool.pool import Pool
-    from pooler.relay.named import Named
     from pooler.relay.server import ServerConn
 
 RECV_BYTES = 65_536
 QUEUED, QUEUE_EXPIRED = TicketState.QUEUED, TicketState.QUEUE_EXPIRED
 
 
-class ClientConn:
+class ClientConn(Asking):
     """A client: its socket, what it has prepared and set, and the session that serves it now."""
 
     __slots__ = (
-        "_paused", "address", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
+        "_paused", "application_name", "buffer", "cancel_key", "chunks", "closing", "connected_at",
         "dropping", "fd", "fitting", "forgets", "holds", "idle_since", "last_sent", "last_word", "missing",
-        "named", "out", "parameters", "parting_since", "pool", "proven", "reactor", "recv", "refits", "requested_at",
-        "send", "server", "skip", "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "ticket_id",
-        "unsent", "warned", "who",
-    )
+        "out", "parameters", "parting_since", "pool", "proven", "reactor", "recv", "refits", "requested_at",
+        "send", "server", "skip", "skip_to_sync", "sock", "started", "statements", "tail", "ticket", "unsent",
+        "warned")
 
     def __init__(
         self, reactor: Reactor, pool: Pool, sock: socket.socket, address: str, cancel_key: bytes,
-        parameters: ParameterSet, who: bytes, application_name: str,
+        parameters: ParameterSet, application_name: str, asked: Asked,
     ) -> None:
-        self.reactor, self.pool, self.sock, self.address = reactor, pool, sock, address
+        super().__init__(address, asked)
+        self.reactor, self.pool, self.sock = reactor, pool, sock
         self.fd = sock.fileno()
         self.recv, self.send = sock.recv, sock.send
         self.cancel_key = cancel_key
@@ -57,11 +60,8 @@ class ClientConn:
         self.application_name = application_name
         self.statements: ClientStatements | None = None
         self.holds = pool.holds_session
-        self.who = who
         self.server: ServerConn | None = None
         self.ticket = Ticket(self._granted, self._refused, self)
-        self.ticket_id = ""  # what it named its next transaction
-        self.named: Named | None = None  # its use of that name: see named.py
         self.buffer = b""
         self.chunks: list[bytes] | None = None  # of a message that is taken whole
         self.missing = self.refits = 0
@@ -227,25 +227,27 @@ class ClientConn:
             self.break_off(broken.sqlstate, str(broken))
 
     def _ask(self, data: bytes) -> bytes:
-        """Get a session for this. → what is to be passed on, or asked for again; the rest waits, or is done."""
+        """Get a session for this. → what is to be passed on or asked for again; the rest waits or is done."""
         if len(data) < 5:
             self.buffer = data
             return b""
         if data[0] in WITHOUT_SESSION:
             return answer_alone(self, data)
+        if (self.own is not None or MENTION in data[:LOOK_BYTES].lower()) and (
+                rest := answer_own(self, data)) is not None:
+            return rest
         if self.ticket_id:
             return self.pool.parts.names.ask(self, data)
         now = self.requested_at = monotonic()
-        pool = self.pool
-        ticket = self.ticket
-        ticket.start(now, now + pool.wait_timeout_seconds)
-        server = pool.request(ticket)
+        ticket, wait = self.ticket, self.pool.wait_timeout_seconds
+        ticket.start(now, now + (wait if wait <= self.deadline_seconds else self.deadline_seconds))
+        server = self.pool.request(ticket)
         if server is not None:
             return self._bind(server, now, data)
-        if ticket.waiting:
+        if ticket.waiting and (ticket.deadline > now or await_opening(self)):
             self.buffer = data
             return b""
-        return refuse_unsent(self, pool.last_error or NotServing("no session can be had"), data)
+        return refuse_unsent(self, why_refused(self), data)
 
     def _granted(self, server: ServerConn) -> None:
         """A waiting ticket got its session (called by whoever gave it back)."""

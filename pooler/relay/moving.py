@@ -34,7 +34,8 @@ class Moved:
     secret: ServerSecret = field(repr=False)
     parameters: Values
     started: Values
-    who: bytes
+    asked: tuple[str, str, float, str, tuple[str, ...]]
+    asks: tuple[str, str, float, str]
     application_name: str
     statements: tuple[tuple[bytes, bytes, bytes | None], ...] = field(repr=False)
 
@@ -44,16 +45,17 @@ class Moved:
         packed: bytes = msgpack.packb([
             self.name, self.user, self.address, self.cancel_key, self.secret.plain, self.secret.md5,
             None if keys is None else [keys.client_key, keys.server_key], self.parameters, self.started,
-            self.who, self.application_name, self.statements])
+            self.asked, self.asks, self.application_name, self.statements])
         return packed
 
     @classmethod
     def decode(cls, raw: bytes) -> Moved:
         """The inverse. Raises ValueError for anything else."""
-        (name, user, address, key, plain, md5, keys, parameters, started, who, application_name,
+        (name, user, address, key, plain, md5, keys, parameters, started, asked, asks, application_name,
          statements) = msgpack.unpackb(raw, use_list=False)
         secret = ServerSecret(plain, md5, None if keys is None else Keys(*keys))
-        return cls(name, user, address, key, secret, parameters, started, who, application_name, statements)
+        return cls(name, user, address, key, secret, parameters, started, asked, asks, application_name,
+                   statements)
 
 
 def may_move(client: ClientConn) -> bool:
@@ -61,7 +63,7 @@ def may_move(client: ClientConn) -> bool:
     busy: tuple[Any, ...] = (
         client.server, client.ticket.waiting, client.buffer, client.missing, client.unsent, client.out,
         client.dropping, client.skip, client.skip_to_sync, client.fitting, client.tail, client.closing,
-        client.named, client.ticket_id)
+        client.own, client.named)
     return not is_encrypted(client) and not any(busy)
 
 
@@ -75,7 +77,9 @@ def take_out(client: ClientConn, user: str) -> Moved:
     statements = client.statements
     moved = Moved(
         client.pool.plan.name, user, client.address, client.cancel_key, client.pool.plan.secret,
-        _values(client.parameters), _values(client.started), client.who, client.application_name,
+        _values(client.parameters), _values(client.started),
+        (*client.asked[:4], tuple(client.asked.fixed)),
+        (client.tenant, client.klass, client.deadline_seconds, client.ticket_id), client.application_name,
         () if statements is None else tuple(statements.all()))
     client.closing = True
     client.reactor.remove(client.fd)
@@ -90,6 +94,8 @@ def put_in(client: ClientConn, moved: Moved, tracked: TrackedParameters) -> None
     """Give a client that was just made what it had, and let it go on."""
     client.parameters = parameters_of(moved.parameters, tracked)
     client.started = parameters_of(moved.started, tracked)
+    client.tenant, client.klass, client.deadline_seconds, client.ticket_id = moved.asks
+    client.identify()
     for name, body, path in moved.statements:
         client.prepared().add(name, body, path)
     client.start(b"")

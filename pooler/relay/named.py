@@ -22,19 +22,18 @@ from coordinator.link import Args, LinkRefused
 from coordinator.session_table import decode_who
 from pooler.admission.ticket import TicketState
 from pooler.errors import (
-    NotServing,
     TicketExecuting,
     TicketFinished,
     TicketLedgerAway,
     TicketMoved,
     WaitCancelled,
-    WaitEnded,
 )
 from pooler.relay.answers import IDLE
 from pooler.relay.client import ClientConn
 from pooler.relay.leaving import free
 from pooler.relay.losing import REFITS_MAX, is_outcome_unknown
 from pooler.relay.refusal import refuse_unsent, refuse_waited
+from pooler.relay.waiting import await_opening, why_refused
 from pooler.wire.outcome import OutcomeWatch
 
 if TYPE_CHECKING:
@@ -87,7 +86,8 @@ class Named:
         tenant, klass, _, _ = decode_who(client.who) if client.who else ("", "", "", "")
         answer: Args | None = None
         with trio.CancelScope() as self._scope:
-            self._scope.deadline = trio.current_time() + max(0.0, client.ticket.deadline - monotonic())
+            left = client.ticket.deadline - monotonic()
+            self._scope.deadline = trio.current_time() + (left if left > 0 else ANSWER_SECONDS_MAX)  # nowait
             with suppress(LinkRefused):
                 answer = await self.names.ledger.register_ticket(
                     self.db, self.id, client.address, tenant, klass)
@@ -137,16 +137,12 @@ class Named:
         client, now = self.client, monotonic()
         self.phase = Phase.QUEUED
         ticket = client.ticket
-        if ticket.deadline <= now:
-            ticket.end(TicketState.QUEUE_EXPIRED)
-            client._refused(WaitEnded("query_wait_timeout: the wait ended while the ticket was registered"))
-            return
         ticket.queued_at = now  # what the pool may grant is decided by the time at which it was asked
         server = client.pool.request(ticket)
         if server is not None:
             self.granted(server)
-        elif not ticket.waiting:
-            client._refused(client.pool.last_error or NotServing("no session can be had"))
+        elif not (ticket.waiting and (ticket.deadline > now or await_opening(client))):
+            client._refused(why_refused(client))
 
     def granted(self, server: ServerConn) -> None:
         """Hold the session until the ledger has said that the transaction may begin."""
@@ -231,7 +227,7 @@ class Named:
     def end(self, state: Stored, outcome: Outcome = Outcome.NONE) -> None:
         """It is over, and the ledger is told so; the name is used up if a transaction ran under it."""
         if state is Stored.RELEASED and self.client.ticket_id == self.id:
-            self.client.ticket_id = ""
+            self.client.name_is_used()
         self._ended_as = state
         if self._scope is not None:  # the answer, if it comes, says what to end
             self._scope.deadline = min(self._scope.deadline, trio.current_time() + ANSWER_SECONDS_MAX)
@@ -342,7 +338,8 @@ class Names:
         """A client that has named what comes wants a session. → nothing: all waits."""
         client.buffer = data
         now = client.requested_at = monotonic()
-        client.ticket.start(now, now + min(client.pool.wait_timeout_seconds, WAIT_SECONDS_MAX))
+        wait = min(client.pool.wait_timeout_seconds, client.deadline_seconds, WAIT_SECONDS_MAX)
+        client.ticket.start(now, now + wait)
         client.pause(True)
         if client.named is not None:
             client.named.ask_for_session()

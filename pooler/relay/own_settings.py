@@ -11,9 +11,9 @@ from collections.abc import Callable
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from coordinator.session_table import encode_who
 from pooler.relay import owed as o
 from pooler.relay.asking import OwnNames
+from pooler.relay.extended import drop_unnamed
 from pooler.relay.refusal import READY_IDLE, error_message, refuse_unsent
 from pooler.wire.messages import (
     BIND_COMPLETE,
@@ -40,6 +40,7 @@ QUERY, PARSE, BIND, DESCRIBE, EXECUTE, CLOSE, SYNC_KIND = 0x51, 0x50, 0x42, 0x44
 IDLE = 0x49
 HELD_BACK = 1 << 61  # as of requests: more of it is missing
 NO_NAME: Final = b"\0"  # as the name of an answer that is about no statement: no client has it
+LOOK_BYTES: Final = 4_096  # what is longer is looked at once it has a session
 OWN_NAMES_MAX: Final = 1_000
 _NO_PARAMETERS: Final = message(b"t", b"\0\0")
 _NOBODY: Final = Statement(b"", b"")
@@ -95,8 +96,6 @@ def pass_among(
             data = data[end:]
         if not data or client.closing or client.server is not server:
             break
-        if client.dropping:
-            break
     if not client.closing and client.server is server and not server.owed and not server.unsynced:
         server.unasked(client)
     if data and not client.closing:
@@ -121,7 +120,8 @@ def _own_end(client: ClientConn, data: bytes, at: int) -> int:
     """Where the message at `at` ends if it is whole, and ours; else 0, and what it takes away from ours."""
     if len(data) - at < 5:
         return 0
-    kind, end = data[at], at + 1 + _length_at(data, at + 1)[0]
+    kind = data[at]
+    end: int = at + 1 + _length_at(data, at + 1)[0]
     if end > len(data) or end < at + 5:
         return 0
     names = client.own
@@ -133,6 +133,7 @@ def _own_end(client: ClientConn, data: bytes, at: int) -> int:
             return end
         if names is not None:
             names.statements.pop(name, None)
+            client.own = names if names.statements or names.portals else None
         return 0
     if names is None:
         return 0
@@ -183,6 +184,8 @@ def _answer_inside(client: ClientConn, server: ServerConn, said: bytes) -> None:
     if words:
         server.refused.append(words)
         if is_query:
+            drop_unnamed(client, server)
+            server.doubtful = server.doubtful or server.unsynced
             server.owed.append(o.REFUSED)
             server.write(query(UNSERVABLE))
         else:
@@ -214,8 +217,8 @@ def _carried_out(client: ClientConn, said: bytes) -> bytes:
     if kind == PARSE:
         name, body = parse_name_body(said, 5)
         own = _read(body.partition(b"\0")[0])
-        if name and name in names.statements or client.statements is not None and (
-                name and client.statements.get(name) is not None):
+        if (name and name in names.statements) or (client.statements is not None and (
+                name and client.statements.get(name) is not None)):
             raise OwnFault(f'prepared statement "{name.decode(errors="replace")}" already exists', "42P05")
         if len(names.statements) >= OWN_NAMES_MAX:
             raise OwnFault("too many prepared statements about the pooler's parameters", "53400")
@@ -254,16 +257,4 @@ def _run(client: ClientConn, own: Own, *, describes: bool) -> bytes:
         rows = data_row([client.get_asked(own.name)]) + command_complete("SHOW")
         return _described(own) + rows if describes else rows
     client.set_asked(own.name, own.value)
-    identify(client)
     return command_complete(own.verb)
-
-
-def reset_all(client: ClientConn) -> None:
-    """RESET ALL or DISCARD ALL went through."""
-    client.reset_asked()
-    identify(client)
-
-
-def identify(client: ClientConn) -> None:
-    """What the session table says of a client's next transaction."""
-    client.who = encode_who(client.tenant, client.klass, client.address, client.ticket_id)

@@ -36,10 +36,11 @@ def error_message(error: Exception, severity: str = "ERROR", hint: str = "") -> 
 
 
 def hint_for(client: ClientConn, error: Exception) -> str:
-    """The HINT of a refusal (admission.refusals); empty for what is none, and where PgBouncer's texts hold."""
+    """The HINT of a refusal (admission.refusals); empty for what is none, and as PgBouncer."""
     situation: str = getattr(error, "situation", "")
+    own: bytes = getattr(error, "server_error", b"")
     pool = client.pool
-    if not situation or pool.parts.as_pgbouncer or getattr(error, "server_error", b""):
+    if not situation or pool.parts.as_pgbouncer or own:
         return ""
     return hint(situation, delay_ms(len(pool.core.waiting), pool.parts.random.random()), client.ticket_id)
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
 from pooler.relay.extended import WAIT, drop_unnamed, extended_message, is_unsettled, stand_in
+from pooler.relay.own_settings import pass_among
 from pooler.relay.plain_group import take_group
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.relay.sequences import SEQUENCES, forget_sequences
 from pooler.wire.messages import query
+from pooler.wire.own_parameters import MENTION, read_own
 from pooler.wire.prepared import ALL, COMMITS, MAY_FORGET, NOTHING, STAND_IN_TEXT, forgotten_name
 from pooler.wire.session_state import LONGEST_WORD_BYTES
 from pooler.wire.state_refusal import UNSERVABLE, refused_kinds
@@ -53,15 +55,30 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
     elif not owed and not server.skipping and _is_query(data, size):
         _pass_query(client, server, data)
         return
-    elif (not owed and size > 20 and (data[0] == BIND or data[0] == PARSE) and not server.unsynced
-            and not server.skipping and (group := take_group(client, server, data, size)) is not None):
+    elif (not owed and size > 20 and client.own is None
+            and (data[0] == BIND or (data[0] == PARSE and MENTION not in data.lower()))
+            and not server.unsynced and not server.skipping
+            and (group := take_group(client, server, data, size)) is not None):
         _send(client, server, group, begins=True)
         return
     else:
         at = 0
     if server.skipping:
-        at = _skip_to_sync(server, data, at)
+        begin, at = at, _skip_to_sync(server, data, at)
+        if not begin and at <= size and MENTION in data.lower():  # not even to be ignored
+            data, at = data[at:], 0
+            if not data:
+                return
+    if data[0] != COPY_DATA and (client.own is not None or MENTION in data.lower()):
+        pass_among(client, server, data, at, _pass_plain, _wait)
+    else:
+        _pass_plain(client, server, data, at)
+
+
+def _pass_plain(client: ClientConn, server: ServerConn, data: bytes, at: int) -> None:
+    """Pass on what holds nothing that the pooler answers itself."""
     _pass_each(client, server, data, at)
+    owed = server.owed
     if not owed or type(owed[0]) is o.Told:
         _nothing_to_come(client, server)
 
@@ -153,9 +170,14 @@ def _is_query(data: bytes, size: int) -> bool:
 
 def _pass_query(client: ClientConn, server: ServerConn, data: bytes) -> None:
     """One simple query, whole, with nothing before it unanswered."""
+    lowered = data.lower()
+    found = client.pool.hits(lowered)
+    if found and MENTION in lowered and read_own(data[5:]) is not None:
+        pass_among(client, server, data, 0, _pass_plain, _wait)
+        return
     if server.unsynced:
         server.unsynced, server.doubtful = False, True
-    if client.pool.hits(data.lower()):
+    if found:
         if _forgets(client, data):
             data = _forgetting_query(client, server, data)
             hold_back(client, b"")

@@ -49,5 +49,8 @@ class Served(Protocol):
     def did_not_happen(self, entry: o.Entry) -> None:
         """The server skipped it after an error."""
 
+    def reset_asked(self) -> None:
+        """RESET ALL or DISCARD ALL went through."""
+
     def go_on(self) -> None:
         """What `forgets` is about was answered."""

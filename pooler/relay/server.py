@@ -127,7 +127,7 @@ class ServerConn:
         self.own_rows: list[list[bytes | None]] | None = None  # kept if a list
         self.leaver: Any = None  # a client that waits for what is set on this session
         self.residue = 0
-        self.refused: list[tuple[str, ...]] = []  # what was not sent, by `session_state: reject`
+        self.refused: list[tuple[str, ...] | bytes] = []  # what was not sent: why
         self.cancels = 0
         self.retire = ""
         self.closing = self._paused = False

@@ -18,6 +18,9 @@ _LOOK, _RESETS = int(Residue.LOOK), int(Residue.RESETS)
 _DEFAULT: Final = re.compile(rb"\bdefault\b", re.IGNORECASE).search  # SET … TO DEFAULT is a RESET
 
 
+_RESET_ALL: Final = re.compile(rb"\breset\b.*\ball\b", re.IGNORECASE | re.DOTALL).search
+
+
 def errored(server: ServerConn, message: bytes) -> None:
     """An ErrorResponse: what the server skips after it did not happen."""
     owed = server.owed
@@ -41,7 +44,7 @@ def errored(server: ServerConn, message: bytes) -> None:
     server.note_fatal(message)
 
 
-def refusal(server: ServerConn) -> tuple[str, ...]:
+def refusal(server: ServerConn) -> tuple[str, ...] | bytes:
     """What was refused in what an error answers now; none if it answers anything else. What is skipped after
     it has no answer any more."""
     owed = server.owed
@@ -57,7 +60,7 @@ def refusal(server: ServerConn) -> tuple[str, ...]:
     return kinds[0] if ours else ()
 
 
-def reworded(server: ServerConn, message: bytes, refused: tuple[str, ...]) -> bool:
+def reworded(server: ServerConn, message: bytes, refused: tuple[str, ...] | bytes) -> bool:
     """An ErrorResponse to a text of ours, sent for one that is refused. True: the client hears our words."""
     words = words_for(message, refused)
     if words is None:
@@ -100,6 +103,8 @@ def tagged(server: ServerConn, tag: bytes) -> None:
         server.residue |= residue_of_tag(tag)
         if tag == b"SET" and server.client is not None and _DEFAULT(server.client.last_sent) is not None:
             server.residue |= _RESETS
+    if (tag == b"RESET" or tag == b"DISCARD ALL") and server.client is not None:
+        _own_reset(server, server.client, tag)
     if ALTERING_TAG(tag) is not None:
         server.altered = True
     if tag in FORGETTING_TAGS:
@@ -110,6 +115,15 @@ def tagged(server: ServerConn, tag: bytes) -> None:
                 server.statements.restore(entry.statement)
     if tag in FORGETTING_TAGS or tag == b"DEALLOCATE":
         _forget(server.client, tag)
+
+
+def _own_reset(server: ServerConn, client: Served, tag: bytes) -> None:
+    """RESET ALL and DISCARD ALL mean the pooler's own parameters, too."""
+    text = client.last_sent
+    if server.owed and server.owed[0] == o.EXECUTE:  # of a named statement: its text is not known here
+        text = server.statements.unnamed.body if server.statements.unnamed is not None else b""
+    if tag == b"DISCARD ALL" or _RESET_ALL(text) is not None:
+        client.reset_asked()
 
 
 def _forget(client: Served | None, tag: bytes) -> None:

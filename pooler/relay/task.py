@@ -199,5 +199,8 @@ class TaskClient:
     def did_not_happen(self, entry: o.Entry) -> None:
         """A task prepares nothing."""
 
+    def reset_asked(self) -> None:
+        """A task says nothing of who asks."""
+
     def go_on(self) -> None:
         """A task prepares nothing."""

@@ -15,7 +15,6 @@ from functools import partial
 import structlog
 import trio
 
-from coordinator.session_table import encode_who
 from pooler.console.as_pgbouncer import check_startup, reworded_login
 from pooler.errors import FleetUnreachable, LoginRefused, NotServing, PoolerError, TooManyClients, WaitEnded
 from pooler.net.client_count import ClientCount
@@ -27,11 +26,12 @@ from pooler.net.stream import Broken, PeerGone, RawSocket
 from pooler.observe.events import Event
 from pooler.pool.janitor import why_none
 from pooler.pool.pool import Pool
+from pooler.relay.asking import Asked, check_class
 from pooler.relay.client import ClientConn
 from pooler.serve import replication
 from pooler.serve.registry import Registry
 from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
-from pooler.wire.own_parameters import TICKET, OwnFault, take_startup
+from pooler.wire.own_parameters import CLASS, OwnFault, take_startup
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.startup import CancelAsked, Replication, clean_ascii, settings_of
 
@@ -186,7 +186,8 @@ class Entrance:
         until = min(deadline, trio.current_time() + query) if query else deadline
         try:
             with trio.fail_at(until):
-                told, parameters, own = await self._started(pool, asked, until)
+                start, asking = self._start_of(asked)
+                told, parameters = await self._started(pool, asked, start, until)
         except (trio.TooSlowError, WaitEnded):  # whichever of the two clocks sees first that it is time
             if until < deadline:
                 raise _servers_word(pool) or LoginRefused("query_timeout", "57014") from None
@@ -200,35 +201,41 @@ class Entrance:
             await greet(raw, Welcome(
                 asked.owed, list(told.items()), key, registry.settings.pool.login_notify_message))
             application_name = asked.parameters.get("application_name", "")
-            tenant, klass = registry.tenant(asked.user, asked.database, application_name, asked.address.host)
             address = f"{asked.address.host}:{asked.address.port}"
             client = ClientConn(
                 registry.parts.reactor, pool, raw.release(), address, key, parameters,
-                encode_who(tenant, klass, address), application_name)
+                application_name, asking)
         except BaseException:
             if session is not None:
                 pool.core.break_promise(session)
             raise
-        client.ticket_id = own.get(TICKET, "")
         client.ticket.promised = session
         client.proven = True
         return client
 
-    async def _started(
-        self, pool: Pool, asked: LoggedIn, deadline: float
-    ) -> tuple[dict[bytes, bytes], ParameterSet, dict[str, str]]:
-        """What this client is told at login, its session parameters (its own where it gave some and a server
-        has taken them, else the server's), and the pooler's own."""
+    def _start_of(self, asked: LoggedIn) -> tuple[dict[bytes, bytes], Asked]:
+        """What a client's start sets on its session, and who it says is asking. Raises LoginRefused."""
         settings = self._registry.settings.pool
         ignored = {name.lower() for name in settings.ignore_startup_parameters}
         kept = _KEPT | {name.lower() for name in settings.track_extra_parameters}
         start = settings_of(asked.options, asked.parameters, ignored=ignored, kept=kept)
         try:
             own = take_startup(start)
+            if CLASS in own:
+                check_class(CLASS, own[CLASS])
         except OwnFault as fault:
             raise LoginRefused(f"{fault}. {fault.hint}", fault.code) from None
         if self._registry.settings.admin.as_pgbouncer:
             check_startup(start, asked.parameters, kept)
+        return start, self._registry.asked(
+            asked.user, asked.database, asked.parameters.get("application_name", ""), asked.address.host, own)
+
+    async def _started(
+        self, pool: Pool, asked: LoggedIn, start: dict[bytes, bytes], deadline: float
+    ) -> tuple[dict[bytes, bytes], ParameterSet]:
+        """What this client is told at login, and its session parameters: its own where it gave some and a
+        server has taken them, else the server's."""
+        settings = self._registry.settings.pool
         greeting = await pool.greeting_parameters(deadline - trio.current_time())
         base = self._parameters_of({**greeting, b"application_name": b""})
         name = start.pop(b"application_name", b"")
@@ -237,7 +244,7 @@ class Entrance:
         taken = await pool.starts.proved(base, start, greeting, deadline - trio.current_time())
         start[b"application_name"] = clean_ascii(name, greeting.get(b"server_version", b""))
         parameters = taken.onto(base.with_startup(start))
-        return greeting | dict(taken.told) | dict(parameters.items()), parameters, own
+        return greeting | dict(taken.told) | dict(parameters.items()), parameters
 
 
 def _where(peer: PeerAddress) -> bytes:

@@ -19,6 +19,7 @@ from pooler.errors import PoolerError
 from pooler.net.client_count import ClientCount
 from pooler.observe.events import Event
 from pooler.pool.pool import IDLE
+from pooler.relay.asking import Asked
 from pooler.relay.client import ClientConn
 from pooler.relay.moving import Moved, is_encrypted, may_move, parameters_of, put_in, take_out
 from pooler.serve.drain import end_streams
@@ -114,7 +115,8 @@ class Arrivals:
             sock.setblocking(False)
             client = ClientConn(
                 registry.parts.reactor, pool, sock, moved.address, moved.cancel_key,
-                parameters_of(moved.parameters, self._tracked), moved.who, moved.application_name)
+                parameters_of(moved.parameters, self._tracked), moved.application_name,
+                Asked(*moved.asked[:4], frozenset(moved.asked[4])))
         except (PoolerError, ValueError, KeyError, TypeError) as fault:
             log.error(Event.SOMETHING_FAILED, what="a client could not be taken over", why=str(fault))
             sock.close()

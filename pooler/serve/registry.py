@@ -5,9 +5,8 @@ The one place where these are looked up; who decides about them is elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from coordinator.ledger.record import Permit
 from pooler.console.session import Interrupt
@@ -17,14 +16,17 @@ from pooler.pool import steering
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.plan import plan_for
 from pooler.pool.pool import Parts, Pool
+from pooler.relay.asking import Asked
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
 from pooler.serve.changes import apply_changes
 from pooler.serve.client_numbers import ClientNumbers
 from pooler.serve.replication import ReplicationClient
+from pooler.serve.tenants import who_asks
 from pooler.settings import Settings
 from pooler.wire.auth import ServerSecret
 from pooler.wire.messages import is_utf8
+from pooler.wire.own_parameters import CLASS, TENANT
 
 EVERY = ""  # among the names of what is paused: all there are, and all that come
 
@@ -210,12 +212,11 @@ class Registry:
                 return client
         return None
 
-    def tenant(self, user: str, database: str, application_name: str, address: str) -> tuple[str, str]:
-        """Tenant and class of a client: the first rule that fits, else its user and the first class."""
-        for rule in self.settings.tenants:
-            match = rule.match
-            pairs = ((match.user, user), (match.database, database),
-                     (match.application_name, application_name), (match.client_address, address))
-            if all(pattern is None or fnmatchcase(value, pattern) for pattern, value in pairs):
-                return rule.tenant or user, rule.class_name or ""
-        return user, ""
+    def asked(
+        self, user: str, database: str, application_name: str, address: str, own: Mapping[str, str]
+    ) -> Asked:
+        """Who asks, as the client says (`own`) and the first rule of `tenants` that fits it."""
+        return who_asks(self.settings.tenants, {
+            "user": user, "database": database, "application_name": application_name,
+            "client_address": address, "pooler_tenant": own.get(TENANT, ""),
+            "pooler_class": own.get(CLASS, "")}, own)

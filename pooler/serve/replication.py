@@ -35,6 +35,7 @@ from pooler.wire import messages
 from pooler.wire.cancel_keys import RANDOM_BYTES, make_key
 from pooler.wire.frames import FrameReader
 from pooler.wire.messages import Fault, error_response
+from pooler.wire.own_parameters import PREFIX, without_own
 from pooler.wire.startup import Replication
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ class ReplicationClient:
         if self._row is not None:
             parts = registry.parts
             parts.tickets += 1
-            tenant, klass = registry.tenant(
-                asked.user, asked.database, self.application_name, asked.address.host)
-            who = encode_who(tenant, klass, self.address)
+            asking = registry.asked(
+                asked.user, asked.database, self.application_name, asked.address.host, {})
+            who = encode_who(asking.tenant, asking.klass, self.address)
             self._row.busy(parts.tickets, who, int(self.connected_at * 1e6))
 
     @property
@@ -251,13 +252,15 @@ def _plan_of(registry: Registry, plan: PoolPlan, asked: LoggedIn) -> OpenPlan:
         db=plan.ledger, dbname=plan.dbname, user=plan.user, secret=plan.secret, seats=0, wait_seconds=0.0,
         connect_timeout_seconds=plan.settings.server_connect_timeout_seconds or float("inf"),
         kind=Kind.REPLICATION, keepalive=plan.keepalive, eof_is_proof=plan.eof_is_proof,
-        tls=registry.parts.server_tls, options=asked.options, parameters=_startup_of(asked, plan))
+        tls=registry.parts.server_tls, options=without_own(asked.options),
+        parameters=_startup_of(asked, plan))
 
 
 def _startup_of(asked: LoggedIn, plan: PoolPlan) -> dict[str, str]:
     """What the client asked for goes to its server, which says what it does not take."""
     ignored = {"application_name", *map(str.lower, plan.settings.ignore_startup_parameters)}
-    wanted = {name: value for name, value in asked.parameters.items() if name.lower() not in ignored}
+    wanted = {name: value for name, value in asked.parameters.items()
+              if name.lower() not in ignored and not name.lower().startswith(PREFIX)}
     is_logical = asked.replication is Replication.LOGICAL
     return {**wanted, "replication": "database" if is_logical else "true"}
 

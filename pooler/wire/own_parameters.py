@@ -18,6 +18,7 @@ from pooler.errors import PoolerError
 from pooler.wire import sqlstate
 from pooler.wire.messages import shown
 from pooler.wire.session_state import without_literals
+from pooler.wire.startup import split_options
 
 PREFIX: Final = "pooler."
 MENTION: Final = b"pooler"
@@ -68,7 +69,7 @@ def read_own(query: bytes) -> Own | OwnFault | None:
 
 
 def _tokens(query: bytes) -> Iterator[tuple[str, str]]:
-    """Kind and text of each, blanks and comments left out; ends with ("fault", "") where it is no such text."""
+    """Kind and text of each, blanks and comments left out; a "fault" where it is no such text."""
     at = 0
     while at < len(query) and query[at]:
         found = _TOKEN.match(query, at)
@@ -220,3 +221,17 @@ def take_startup(start: MutableMapping[bytes, bytes]) -> dict[str, str]:
         short = name.removeprefix(PREFIX)
         taken[short] = checked(short, value)
     return taken
+
+
+def without_own(options: str) -> str:
+    """An `options` parameter without what it says of these; as it came if it says nothing of them."""
+    if PREFIX not in options.lower():
+        return options
+    kept: list[str] = []
+    words = iter(split_options(options))
+    for word in words:
+        said = [word, next(words, "")] if word == "-c" else [word]
+        setting = said[-1].removeprefix("--").removeprefix("-c") if len(said) == 1 else said[-1]
+        if not setting.lower().startswith(PREFIX):
+            kept += [re.sub(r"([\\\s])", r"\\\1", each) for each in said]
+    return " ".join(kept)

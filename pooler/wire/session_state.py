@@ -89,7 +89,8 @@ class _Sign(NamedTuple):
 
 
 # Every sign below contains one of these; each alternative begins with a letter that is rare in SQL or is
-# decided by its second, which is what keeps the search short. DISCARD and DEALLOCATE are for who asks `hits`.
+# decided by its second, which is what keeps the search short. DISCARD and DEALLOCATE are for who asks `hits`,
+# and so is the pooler's own name: see `own_parameters`.
 _WORDS = (
     rb"set\s+(?:session\s+)?[\w$\"]+\s*\.",
     rb"_(?:config|settings|lock|unlock|limit|connect|origin|slot|temp)",
@@ -99,6 +100,7 @@ _WORDS = (
     rb"sc(?<=disc)ard",
     rb"ocate",
     rb"val(?<=lastval|currval)",
+    rb"oo(?<=poo)ler",
 )
 _RUNS_STRINGS = re.compile(rb"query_to_xml|crosstab|connectby|ts_stat|ts_rewrite|execute")
 

@@ -35,10 +35,13 @@ def refused_kinds(query: bytes, look: TextLook) -> tuple[str, ...]:
     return kinds(found & _KINDS)
 
 
-def words_for(message: bytes, refused: tuple[str, ...]) -> bytes | None:
-    """What the client is told instead of the server's ErrorResponse; None if that is about something else."""
+def words_for(message: bytes, refused: tuple[str, ...] | bytes) -> bytes | None:
+    """What the client is told instead of the server's ErrorResponse; None if that is about something else.
+    `refused`: the kinds of state, or the whole ErrorResponse where it was refused for something else."""
     if _SQLSTATE not in message:
         return None
+    if isinstance(refused, bytes):
+        return refused
     return error_response(Fault(
         "ERROR", "0A000", f"session state ({', '.join(refused)}) is not served in this pool (session_state)",
         hint="It would be lost with the transaction: use session pooling, or session_state: pin."))

@@ -18,6 +18,7 @@ from pooler.pool.opener import OpenSession
 from pooler.pool.plan import PoolPlan
 from pooler.pool.pool import Parts, Pool
 from pooler.relay import reactor
+from pooler.relay.asking import Asked
 from pooler.relay.client import ClientConn
 from pooler.relay.reactor import Reactor
 from pooler.relay.server import ServerConn
@@ -257,7 +258,7 @@ class World:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         base = self.tracked.from_statuses({**PARAMETERS, b"application_name": b""}.items())
         wanted = base.with_startup({k.encode(): v.encode() for k, v in startup.items()})
-        conn = ClientConn(self.reactor, self.pool, far, "test:0", b"key", wanted, b"", "")
+        conn = ClientConn(self.reactor, self.pool, far, "test:0", b"key", wanted, "", Asked("u"))
         self.pool.clients.add(conn)
         conn.start(b"")
         made = Client(near, conn)
