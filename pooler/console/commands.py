@@ -17,7 +17,7 @@ TEXT_BYTES_MAX: Final = 65_536
 SHOW_ITEMS: Final = (
     "active_sockets", "clients", "config", "databases", "dns_hosts", "dns_zones", "fds", "help", "leaks",
     "ledger", "lists", "mem", "peers", "peer_pools", "pools", "servers", "sockets", "state", "stats",
-    "stats_averages", "stats_totals", "totals", "users", "version", "workers",
+    "stats_averages", "stats_totals", "ticket", "totals", "users", "version", "workers",
 )  # fmt: skip
 
 _NONE, _OPTIONAL, _NEEDED = "", "[name]", "name"
@@ -181,6 +181,8 @@ def _show(rest: list[_Word]) -> Command:
     if item in SHOW_ITEMS:
         if len(rest) > 2:
             return Unknown(f"too much after SHOW {item.upper()}", "")
+        if item == "ticket" and len(rest) < 2:
+            return Unknown("SHOW TICKET of which name?", "SHOW TICKET 'id'")
         return Show(item, rest[1].value if len(rest) > 1 else None)
     if [word.key for word in rest] == ["transaction", "isolation", "level"]:
         item = "transaction_isolation"

@@ -55,7 +55,8 @@ def known_classes() -> frozenset[str] | None:
 class Asking:
     """A client as one who asks: read at each checkout."""
 
-    __slots__ = ("address", "asked", "deadline_seconds", "klass", "named", "own", "tenant", "ticket_id", "who")
+    __slots__ = (
+        "address", "asked", "deadline_seconds", "klass", "named", "own", "tenant", "ticket_id", "who")
 
     def __init__(self, address: str, asked: Asked) -> None:
         self.address, self.asked = address, asked

@@ -169,10 +169,7 @@ class ClientConn(Asking):
         except OSError:
             self.left()
             return
-        if data:
-            self._take(data)
-        else:
-            self.left()
+        self._take(data) if data else self.left()
 
     def _on_rarer(self, mask: int) -> None:
         if mask & WRITE and self.out:

@@ -28,7 +28,7 @@ NAME_BYTES_MAX: Final = 63
 NO_DEADLINE: Final = "none"
 _MS_OF: Final = {"us": 1e-3, "": 1.0, "ms": 1.0, "s": 1e3, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) *([a-z]*)", re.ASCII)
-_TICKET = re.compile(r"[ -.0-~]{0,128}")
+_TICKET = re.compile(r"[A-Za-z0-9_.:-]{0,63}")
 _TOKEN = re.compile(
     rb"""(?P<space>\s+|--[^\n\r]*)|(?P<block>/\*)|[eE]?'(?P<string>(?:[^'\\]|'')*)'|"(?P<quoted>(?:[^"]|"")+)\""""
     rb"""|\$(?P<tag>(?:[A-Za-z_]\w*)?)\$(?P<dollar>.*?)\$(?P=tag)\$|(?P<number>[+-]?\s*\d+(?:\.\d*)?)(?![\w.])"""
@@ -176,7 +176,7 @@ def checked(name: str, value: str) -> str:
         return shown_deadline(deadline_seconds(value))
     if name == TICKET:
         if _TICKET.fullmatch(value) is None:
-            raise _wrong(name, value, "up to 128 bytes of printable ASCII without /")
+            raise _wrong(name, value, f"up to {NAME_BYTES_MAX} letters, digits and any of _ . : -")
         return value
     if not value or not value.isprintable() or "\\" in value or len(
             value.encode(errors="surrogateescape")) > NAME_BYTES_MAX:
