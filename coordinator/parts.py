@@ -99,8 +99,7 @@ class Coordinator:
         self.reach = Reach(store, self.keys, self.election, sight, host=spec.host,
                            ttl_seconds=spec.lease_ttl_seconds)
         self.etcd = EtcdHealth(store, getattr(store, "endpoints", ()), etcd_tls_context(spec))
-        self.homes = Homes(
-            store, self.keys, self.reach.key, self.ledgers, ttl_seconds=spec.lease_ttl_seconds)
+        self.homes = Homes(store, self.keys, self.reach.key, self.ledgers, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
             store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us,
             tickets=TicketReaper(store, self.keys, self.workers.tickets))

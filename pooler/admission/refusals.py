@@ -14,7 +14,7 @@ DELAY_MS_MIN: Final = 50
 DELAY_MS_PER_WAITING: Final = 10
 DELAY_MS_MAX: Final = 30_000
 WAITERS: Final = "SHOW WAITERS"
-TICKET: Final = "pooler ticket show DB ID"
+TICKET: Final = "SHOW TICKET 'ID'"
 UNKNOWN: Final = "pooler ledger show DB --state SESSION_UNKNOWN"
 
 

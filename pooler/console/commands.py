@@ -181,8 +181,6 @@ def _show(rest: list[_Word]) -> Command:
     if item in SHOW_ITEMS:
         if len(rest) > 2:
             return Unknown(f"too much after SHOW {item.upper()}", "")
-        if item == "ticket" and len(rest) < 2:
-            return Unknown("SHOW TICKET of which name?", "SHOW TICKET 'id'")
         return Show(item, rest[1].value if len(rest) > 1 else None)
     if [word.key for word in rest] == ["transaction", "isolation", "level"]:
         item = "transaction_isolation"

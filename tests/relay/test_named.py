@@ -103,7 +103,10 @@ async def stage(sessions: int = 1, mode: str = "transaction") -> AsyncIterator[S
         world, ledger = World(sessions, mode), Ledger()
         names = Names(ledger, nursery)
         world.parts.names = names
-        yield Stage(world, ledger, names)
+        try:
+            yield Stage(world, ledger, names)
+        finally:
+            world.close()
         nursery.cancel_scope.cancel()
 
 
@@ -199,6 +202,7 @@ async def test_cancelled_at_each_step_its_session_is_kept_and_its_record_ends(st
             for ticket in on.world.pool.core.expired(float("inf")):
                 ticket.refused(RuntimeError("late"))
         on.ledger.go.set()
+        await wait_all_tasks_blocked()
         heard = await on.settle(client) if how != "leaves" else ""
         if step == "queued":
             await on.say(busy, "commit")
