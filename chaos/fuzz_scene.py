@@ -18,8 +18,9 @@ from coordinator.ledger.record import Backend, Kind, Permit
 from pooler.net.facts import SessionFacts
 from pooler.pool import janitor
 from pooler.pool.opener import OpenSession
+from pooler.pool.parts import Parts
 from pooler.pool.plan import PoolPlan
-from pooler.pool.pool import Parts, Pool
+from pooler.pool.pool import Pool
 from pooler.relay.asking import Asked
 from pooler.relay.client import ClientConn
 from pooler.relay.reactor import Reactor

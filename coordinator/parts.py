@@ -48,6 +48,7 @@ from coordinator.shadowing import Shadowing
 from coordinator.sharing import Sharing
 from coordinator.spec import CoordinatorSpec
 from coordinator.store.api import Compare, Store, StoreUnavailable, StoreUnknown
+from coordinator.tickets import TicketReaper
 from coordinator.view import View, Views
 
 FOUNDING_INTERVAL_SECONDS = 1.0
@@ -101,7 +102,8 @@ class Coordinator:
         told: tuple[Settled, ...] = (*self.ledgers.values(), self.workers.creating)
         self.homes = Homes(store, self.keys, self.reach.key, told, ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler = Reconciler(
-            store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us)
+            store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us,
+            tickets=TicketReaper(store, self.keys, self.workers.tickets))
         self.freeing = Freeing(store, self.keys, databases)
         self.reconciler.on_event.append(self.freeing.heard)
         self.sharing = Sharing(store, self.keys, self.ledgers, self.views, self.granting.wants)

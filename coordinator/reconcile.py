@@ -35,6 +35,7 @@ from coordinator.store.api import (
     StoreUnavailable,
     StoreUnknown,
 )
+from coordinator.tickets import TicketReaper
 from coordinator.view import Views
 
 PACE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0)  # of looks after an event; then each lease TTL
@@ -51,6 +52,7 @@ class Reconciler:
     def __init__(
         self, store: Store, keys: FleetKeys, ledgers: dict[str, Ledger], views: Views, eyes: Eyes, *,
         spec: CoordinatorSpec, now_us: Callable[[], int], monotonic: Callable[[], float] = time.monotonic,
+        tickets: TicketReaper | None = None,
     ) -> None:
         self._store = store
         self._root = keys.root
@@ -64,7 +66,10 @@ class Reconciler:
         self.backends = BackendReaper(ledgers, eyes, spec=spec, now_us=now_us, monotonic=monotonic)
         self._to_mark, self._to_prove = trio.Event(), trio.Event()
         self._strange: dict[str, frozenset[Strange]] = {}
+        self._tickets = tickets
         self.on_event: list[Callable[[Change], None]] = []  # of the fleet, while this coordinator leads
+        if tickets is not None:
+            self.on_event.append(tickets.heard)
         self.owners.on_unknown.append(lambda *_: self._to_prove.set())
         self.backends.on_released.append(lambda *_: self._to_mark.set())  # a death may be forgotten now
 
@@ -129,6 +134,8 @@ class Reconciler:
         snapshot = await self._believable(db)
         if snapshot is not None:
             await self.owners.mark(db, snapshot, fence, self.backends.clock_us())
+            if self._tickets is not None:
+                await self._tickets.tend(db, snapshot)
         return 0
 
     async def _prove(self, db: str) -> int:
@@ -157,6 +164,8 @@ class Reconciler:
             after = min((view.revision for view in self._views.views.values()), default=0)
             try:
                 async with self._store.watch(self._root, after=after) as changes:
+                    if self._tickets is not None:
+                        self._tickets.watched_anew()
                     async for batch in changes:
                         for change in batch:
                             for listener in self.on_event:

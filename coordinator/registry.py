@@ -123,7 +123,7 @@ class Registry:
         self._machine_id = machine_id
         self._kernel_boot_id = kernel_boot_id
         self._ttl = ttl_seconds
-        self._now_us = now_us
+        self.now_us = now_us
         self.workers: dict[str, Local] = {}
 
     # ---- registration

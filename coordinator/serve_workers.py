@@ -27,8 +27,10 @@ from coordinator.link_values import permit_list
 from coordinator.ordinals import Ordinals
 from coordinator.registry import Introduction, Local, Registry
 from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
+from coordinator.tickets import Tickets
 from coordinator.view import View, Views
 from coordinator.worker_permits import WorkerPermits
+from coordinator.worker_tickets import WorkerTickets
 
 ASK_WORKER_TIMEOUT_SECONDS = 5.0
 FORGET_AT_RECEIPTS = 32
@@ -55,6 +57,7 @@ class WorkerServer:
         self.ledgers = ledgers
         self.registry = registry
         self.granting = granting
+        self.tickets = Tickets(store, registry.keys, registry.now_us)
         self.greeter = Greeter(store, views, ledgers, registry, granting)
         self.ordinals = Ordinals(store, registry.keys)
         self.creating = Creating(lambda: views.views)
@@ -116,6 +119,8 @@ class _Peer:
             self.hello, self.heartbeat, self.epoch_ack, self.backend_hint, self.cancel, self.cancel_any,
             self.fleet, self.ledger_rows, *WorkerPermits(server, self._worker).operations(),
             *WorkerCreates(server.creating, self._worker).operations(),
+            *WorkerTickets(server.tickets, server.registry, server.ledgers, server.host,
+                           self._worker).operations(),
         )
         self._link = Link(stream, {name_of(each): guarded(each) for each in operations})
 

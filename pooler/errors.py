@@ -68,6 +68,35 @@ class WaitCancelled(WaitEnded):
     situation = ""
 
 
+class TicketMoved(WaitEnded):
+    """The client's ticket was taken over by a later registration of its name: nothing was sent."""
+
+    situation = "ticket_moved"
+
+
+class TicketExecuting(PoolerError):
+    """What this client's ticket names runs, or it is not known that it does not."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+    situation = "ticket_executing"
+
+
+class TicketFinished(PoolerError):
+    """What this client's ticket names has run: never again."""
+
+    sqlstate = "25000"
+    situation = "ticket_finished"
+
+
+class TicketLedgerAway(PoolerError):
+    """A named ticket could not be recorded: nothing was sent."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+    situation = "ticket_ledger"
+
+
 class NoPermit(PoolerError):
     """No session permit and none to be had in time. `reason`: a code of docs/link.md, or `unreachable`."""
 

@@ -39,10 +39,11 @@ from pooler.pool.cut_off import CutOff
 from pooler.pool.gate import Gates
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Identity
+from pooler.pool.parts import Parts
 from pooler.pool.permits import Permits
 from pooler.pool.plan import keepalive_of
-from pooler.pool.pool import Parts
 from pooler.pool.transaction_limit import end_past_limit
+from pooler.relay.named import Names
 from pooler.relay.reactor import Reactor
 from pooler.serve.agent import serve_agent
 from pooler.serve.authority import Authority
@@ -105,6 +106,8 @@ class Worker:
             lambda: self.registry.settings.failover.on_ledger_loss == "stop", self.permits.lease_left_seconds,
             self.registry.pools.values)
         self.permits.on_renewed(self.parts.cut_off.renewed)
+        self.parts.names = Names(self.permits, nursery)
+        self.permits.on_ticket_moved(self.parts.names.moved)
         self.parts.next_number = lambda: self.registry.numbers.reserve(self.permits.ordinal)
         self.parts.by_seat, self.parts.of_user = self.registry.by_seat, self.registry.of_user
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)

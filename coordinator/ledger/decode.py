@@ -36,6 +36,7 @@ FAMILIES = {
     "awaiting": "what unknown permits wait for",
     "freed": "touched when something was freed",
     "growth": "why nothing is granted to clients",
+    "ticket": "what stands under the name that a client gave its transaction",
     "shadow": "what another policy generation would have granted",
 }
 

@@ -97,6 +97,9 @@ class FleetKeys:
     def operator(self, entry: str) -> str:
         return self.root + "operator/" + entry
 
+    def every_ticket(self) -> str:
+        return self.root + "ticket/"
+
     def growth_stops(self) -> str:
         return self.root + "growth/"
 
@@ -197,3 +200,10 @@ class DbKeys:
 
     def receipt(self, request_id: str) -> str:
         return self.receipts() + request_id
+
+    def tickets(self) -> str:
+        return f"{self.root}ticket/{self.db}/"
+
+    def ticket(self, ticket_id: str) -> str:
+        """What stands under the name that a client gave its transaction."""
+        return self.tickets() + quote(ticket_id, safe="-._~")

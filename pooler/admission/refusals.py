@@ -14,6 +14,7 @@ DELAY_MS_MIN: Final = 50
 DELAY_MS_PER_WAITING: Final = 10
 DELAY_MS_MAX: Final = 30_000
 WAITERS: Final = "SHOW WAITERS"
+TICKET: Final = "SHOW TICKET 'ID'"
 UNKNOWN: Final = "pooler ledger show DB --state SESSION_UNKNOWN"
 
 
@@ -40,7 +41,11 @@ TABLE: Final[dict[str, Situation]] = {
         "backend lost in a transaction, the server said nothing", "08006", Retry.APPLICATION, UNKNOWN),
     "lost_in_commit": Situation(
         "backend lost while COMMIT was unanswered", "08007", Retry.LOOK_UP, UNKNOWN),
-    "ticket_finished": Situation("ticket id already finished", "25000", Retry.NEVER, WAITERS),
+    "ticket_moved": Situation("ticket id registered anew meanwhile", "57014", Retry.AFTER, TICKET),
+    "ticket_executing": Situation("ticket id is executing", "53300", Retry.AFTER, TICKET),
+    "ticket_finished": Situation("ticket id already finished", "25000", Retry.NEVER, TICKET),
+    "ticket_ledger": Situation(
+        "a ticket id cannot be recorded: the ledger does not answer", "53300", Retry.AFTER, TICKET),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pooler.cli import config, demo, drain, fleet, haproxy, init, ledger, pgbouncer, plan, policy
+from pooler.cli import config, demo, drain, fleet, haproxy, init, ledger, pgbouncer, plan, policy, ticket
 from pooler.cli.ends import EXIT_FAILED, EXIT_USAGE, end_of
 
 app = typer.Typer(
@@ -51,6 +51,7 @@ app.command("pgbouncer")(pgbouncer.pgbouncer)
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(policy.app, name="policy")
+app.add_typer(ticket.app, name="ticket")
 app.add_typer(config.app, name="config")
 app.add_typer(haproxy.app, name="haproxy")
 

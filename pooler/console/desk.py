@@ -144,7 +144,8 @@ class Desk:
             return self._table(show.item, await self._sockets(only_active=show.item == "active_sockets"))
         if show.item == "fds" and not self._who.is_admin:
             raise Refused(f'user "{self._who.name}" may not see descriptors', code="42501")
-        per_worker = show.argument is not None and show.argument.lower() == PER_WORKER
+        per_worker = show.item != "ticket" and show.argument is not None and (
+            show.argument.lower() == PER_WORKER)
         rows = await self._fleet.show(show.item, None if per_worker else show.argument)
         if show.item == "ledger" and show.argument is not None:
             rows = [row for row in rows if show.argument in (row.get("database"), row.get("state"))]

@@ -68,6 +68,8 @@ _SPECS: Final = {
     "ledger": "database:t permit:t kind:t slot:i generation:l state:t age_seconds:l owner:t host:t dbname:t "
     "user:t pid:i backend:t epoch:i policy_generation:l ticket:t tenant:t abandoned:t terminating:t "
     "awaited_proof:t",
+    "ticket": "database:t ticket:t state:t outcome:t attempt:i worker:t host:t client:t tenant:t class:t "
+    "permit:t pid:i queued_at_us:l changed_at_us:l",
     "leaks": "database:t user:t permit:t pid:i why:t late:t age_ms:l limit_ms:l waits_for:t silent_ms:l "
     "client:t application_name:t tenant:t class:t last_command:t worker:t",
     "classes": "database:t class:t permits:i allotted:i executing:i waiting:i max_queue:i oldest_wait_ms:l "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
@@ -36,6 +36,7 @@ class Hearing:
         self._holdings = holdings
         self._holder = holder
         self._counts = counts
+        self.ticket_moved: Callable[[Args], None] = lambda args: None
         self._lost: set[Key] = set()  # of the last cycle: see lost_permits
         self.leaked: frozenset[Key] = frozenset()  # lost in two cycles in a row
 
@@ -48,6 +49,7 @@ class Hearing:
         return {"ledger": self._on_ledger, "permit_unknown": self._on_unknown, "permit_gone": self._on_gone,
                 "shed": self._on_shed, "spare": self._on_spare, "retire": self._on_retire,
                 "cancel": self._on_cancel, "show": self._on_show, "command": self._on_command,
+                "ticket_moved": self._on_ticket_moved,
                 **recovering.handlers(self._holdings, self._holder, self._ledgers)}
 
     def heard(self, answer: Args) -> None:
@@ -136,6 +138,9 @@ class Hearing:
 
     async def _on_spare(self, args: Args) -> None:
         self._holder.spare(args["db"], args["pool"], args["user"], args["count"])
+
+    async def _on_ticket_moved(self, args: Args) -> None:
+        self.ticket_moved(args)
 
     async def _on_cancel(self, args: Args) -> Args:
         await self._holder.cancel(args["key"])

@@ -276,6 +276,33 @@ class Permits:
         """What SHOW LEDGER prints. Raises FleetUnreachable."""
         return list((await self._once("ledger_rows"))["rows"])
 
+    # -- tickets that clients have named
+
+    async def register_ticket(self, db: str, ticket_id: str, client: str, tenant: str, klass: str) -> Args:
+        """{attempt}, or {refused, …}. Repeated until answered: the caller bounds it. Raises LinkRefused."""
+        answer: Args = await self._uplink.insist(
+            "ticket_register", db=db, id=ticket_id, client=client, tenant=tenant, **{"class": klass})
+        return answer
+
+    async def begin_ticket(self, db: str, ticket_id: str, attempt: int, permit: Permit, pid: int) -> Args:
+        """{}, or {refused, …}: nothing may be sent then. As register_ticket."""
+        answer: Args = await self._uplink.insist(
+            "ticket_begin", db=db, id=ticket_id, attempt=attempt, permit=plain(permit), pid=pid)
+        return answer
+
+    def ticket_ended(self, db: str, ticket_id: str, attempt: int, state: str, outcome: str) -> None:
+        """Returns at once, told until answered."""
+        self._errands.tell("ticket_end", lambda _: None, db=db, id=ticket_id, attempt=attempt, state=state,
+                           outcome=outcome)
+
+    def on_ticket_moved(self, listener: Callable[[Args], None]) -> None:
+        """Called with {db, id, attempt} when a later registration of a name took the place of that one."""
+        self._hearing.ticket_moved = listener
+
+    async def ticket_rows(self, ticket_id: str) -> list[Any]:
+        """What SHOW TICKET prints. Raises FleetUnreachable."""
+        return list((await self._once("ticket_show", id=ticket_id))["rows"])
+
     async def _once(self, op: str, /, **args: Any) -> Any:
         try:
             return await self._uplink.call(op, **args)

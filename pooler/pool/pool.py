@@ -6,31 +6,23 @@ second face of a checkout (`async with pool.checkout()`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
 
-from coordinator.session_table import SessionTable
-from pooler.admission.classes import Classes
 from pooler.admission.ticket import Ticket, TicketState
 from pooler.errors import NotServing, PoolerError, QueueFull
-from pooler.net.tls_context import ServerTls
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
-from pooler.pool.cut_off import CutOff
-from pooler.pool.gate import Gates
 from pooler.pool.growth import Growth
 from pooler.pool.opener import OpenSession, close_session, session_ended
-from pooler.pool.permits import Permits
-from pooler.pool.places import UserPlaces
+from pooler.pool.parts import Parts
 from pooler.pool.plan import PoolPlan
 from pooler.pool.promises import Promises
 from pooler.pool.reset import Reset
@@ -38,13 +30,10 @@ from pooler.pool.starts import Starts
 from pooler.pool.successors import Successors
 from pooler.relay.cancel import cancel_and_wait, cancel_for, end_without_word
 from pooler.relay.leaving import deserted
-from pooler.relay.reactor import Reactor
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.relay.server import RETIRED, ServerConn
 from pooler.relay.task import TaskClient
-from pooler.wire.parameters import ParameterSet
-from pooler.wire.prepared import Statements
-from pooler.wire.session_state import Residue, TextLook, kinds
+from pooler.wire.session_state import Residue, kinds
 
 if TYPE_CHECKING:
     from pooler.relay.client import ClientConn
@@ -56,37 +45,6 @@ IDLE = 0x49
 QUEUED = TicketState.QUEUED
 
 log = structlog.get_logger()
-
-
-@dataclass
-class Parts:
-    """What all pools of a worker share."""
-
-    nursery: trio.Nursery
-    reactor: Reactor
-    permits: Permits
-    table: SessionTable | None
-    random: Random
-    statements: Statements
-    look: TextLook
-    parameters_of: Callable[[dict[bytes, bytes]], ParameterSet]
-    client_closed: Callable[[ClientConn], None]
-    server_tls: ServerTls | None = None
-    as_pgbouncer: bool = False  # its texts, and no more
-    next_number: Callable[[], int] = int
-    by_seat: Callable[[str, str, str], Iterable[Pool]] = lambda *_: ()  # pools that share seats
-    of_user: Callable[[str], Iterable[Pool]] = lambda *_: ()  # pools whose sessions are this user's
-    gates: Gates = field(default_factory=Gates)
-    cut_off: CutOff = field(default_factory=CutOff)
-    places: UserPlaces = field(default_factory=UserPlaces)
-    classes: Classes = field(init=False)
-    tickets: int = 0
-    servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
-    server_forgotten: trio.Event = field(default_factory=trio.Event)  # a new one for each
-
-    def __post_init__(self) -> None:
-        """Who lacked room in his class is served behind the events that freed it."""
-        self.classes = Classes(lambda: self.reactor.at_end(lambda: self.classes.settle(monotonic())))
 
 
 class Pool:
@@ -118,8 +76,8 @@ class Pool:
         self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
         self.past_limit: dict[ServerConn, float] = {}  # cancelled at transactionLimit, what began when
-        self.growth, self.starts, self.promises = Growth(self), Starts(self), Promises(self)
-        self.successors: Successors = Successors(self)
+        self.growth, self.successors = Growth(self), Successors(self)
+        self.starts, self.promises = Starts(self), Promises(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:
         """At the making, whenever a client comes for it, and at a reload."""
@@ -127,8 +85,8 @@ class Pool:
         self.used_at = monotonic()  # when somebody last came for it or was in it, as the janitor saw
         core = self.core
         core.size_max, core.serves_once = plan.size_max, not plan.server_lifetime_seconds
-        excess = core.total - core.closing - core.shed - plan.size_max - plan.reserve
-        if excess > 0 and (excess := excess - self.successors.overlap()) > 0:
+        if (excess := core.total - core.closing - core.shed - plan.size_max - plan.reserve) > 0 and (
+                excess := excess - self.successors.overlap()) > 0:
             self.shed(excess, "the pool was made smaller")
         settings = plan.settings
         core.opening_max = settings.scaling_max_parallel_creates
@@ -138,9 +96,9 @@ class Pool:
             float("inf"))
         self.packet_bytes_max = min(MESSAGE_BYTES_MAX, settings.max_packet_size_bytes)
         self.wait_timeout_seconds = max(0.0, plan.query_wait_timeout_seconds or float("inf"))  # 0: no wait
-        self.holds_session = plan.mode == "session"
+        self.holds_session: bool = plan.mode == "session"
         self.is_statement_mode = plan.mode == "statement"
-        self.statements_max = settings.max_prepared_statements
+        self.statements_max: int = settings.max_prepared_statements
         self.passes_names = self.holds_session or self.statements_max == 0
         self.state_rule = settings.session_state
         self.refuses = self.state_rule == "reject" and not self.holds_session
@@ -258,8 +216,8 @@ class Pool:
         """Close a session with proof; it is out of the core from now on."""
         self.core.remove(server)
         self.growth.stir()
-        if self.core.idle and self.core.waiting:
-            self.grow()  # another may have to be asked
+        if self.core.idle and self.core.waiting:  # another may have to be asked
+            self.grow()
         server.close_down()
         self.core.closing += 1
         self.parts.nursery.start_soon(self._close, server, reason)

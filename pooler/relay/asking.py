@@ -27,6 +27,7 @@ from pooler.wire.own_parameters import (
 if TYPE_CHECKING:
     from pooler.admission.ticket import Ticket
     from pooler.pool.pool import Pool
+    from pooler.relay.named import Named
 
 
 class Asked(NamedTuple):
@@ -54,16 +55,24 @@ class Asking:
 
     pool: Pool
     ticket: Ticket
-    __slots__ = ("address", "asked", "deadline_seconds", "klass", "own", "tenant", "ticket_id", "who")
+    __slots__ = (
+        "address", "asked", "deadline_seconds", "klass", "named", "own", "tenant", "ticket_id", "who")
 
     def __init__(self, address: str, asked: Asked) -> None:
         self.address, self.asked = address, asked
         self.own: OwnNames | None = None
+        self.named: Named | None = None  # its use of the name that it gave: see named.py
         self.reset_asked()
 
     def reset_asked(self) -> None:
         """RESET ALL and DISCARD ALL: all as at the start."""
         self.tenant, self.klass, self.deadline_seconds, self.ticket_id, _ = self.asked
+        self.identify()
+
+    def name_is_used(self) -> None:
+        """What it named has run: neither it nor a RESET names anything so again."""
+        self.ticket_id = ""
+        self.asked = self.asked._replace(ticket_id="")
         self.identify()
 
     def identify(self) -> None:

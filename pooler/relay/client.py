@@ -169,10 +169,7 @@ class ClientConn(Asking):
         except OSError:
             self.left()
             return
-        if data:
-            self._take(data)
-        else:
-            self.left()
+        self._take(data) if data else self.left()
 
     def _on_rarer(self, mask: int) -> None:
         if mask & WRITE and self.out:
@@ -236,6 +233,8 @@ class ClientConn(Asking):
         if (self.own is not None or MENTION in data[:LOOK_BYTES].lower()) and (
                 rest := answer_own(self, data)) is not None:
             return rest
+        if self.ticket_id:
+            return self.pool.parts.names.ask(self, data)
         now = self.requested_at = monotonic()
         ticket, wait = self.ticket, self.pool.wait_timeout_seconds
         ticket.start(now, now + (wait if wait <= self.deadline_seconds else self.deadline_seconds))

@@ -37,10 +37,9 @@ def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
     if fatal:  # the server's own last word was passed on: end as it would have ended
         part(client, b"")
         return
-    autocommit = server.status == IDLE and bool(server.owed)
-    ends = bool(server.owed) and (server.commits or COMMITS.search(client.last_sent) is not None)
+    ends = _may_end(client, server)
     error: PoolerError
-    if autocommit or ends:
+    if is_outcome_unknown(client, server):
         error = OutcomeUnknown("the server went away before it answered: look the outcome up")
     else:
         error = BackendLost(
@@ -55,3 +54,13 @@ def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
                 client.did_not_happen(entry)
         refuse_owed(client, error, server)
         client.go_on()
+
+
+def _may_end(client: ClientConn, server: ServerConn) -> bool:
+    """Whether what is unanswered may end a transaction."""
+    return bool(server.owed) and (server.commits or COMMITS.search(client.last_sent) is not None)
+
+
+def is_outcome_unknown(client: ClientConn, server: ServerConn) -> bool:
+    """Whether what the session was asked, and did not answer, may be committed."""
+    return (server.status == IDLE and bool(server.owed)) or _may_end(client, server)

@@ -63,7 +63,7 @@ def may_move(client: ClientConn) -> bool:
     busy: tuple[Any, ...] = (
         client.server, client.ticket.waiting, client.buffer, client.missing, client.unsent, client.out,
         client.dropping, client.skip, client.skip_to_sync, client.fitting, client.tail, client.closing,
-        client.own)
+        client.own, client.named)
     return not is_encrypted(client) and not any(busy)
 
 

@@ -62,6 +62,8 @@ class FleetView:
             return [{"version": f"pooler {VERSION}"}]
         if item == "ledger":
             return list(await self._permits.ledger_rows())
+        if item == "ticket":
+            return await self._permits.ticket_rows(argument or "")
         rows: list[dict[str, Any]] = []
         for answer in await self._ask_all(item):
             found = (answer.get("value") or {}).get("rows", [])

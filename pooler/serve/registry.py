@@ -14,8 +14,9 @@ from pooler.errors import LoginRefused, TooManyClients
 from pooler.net.name_counts import NameCounts
 from pooler.pool import steering
 from pooler.pool.ledger_view import LedgerView
+from pooler.pool.parts import Parts
 from pooler.pool.plan import plan_for
-from pooler.pool.pool import Parts, Pool
+from pooler.pool.pool import Pool
 from pooler.relay.asking import Asked
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn

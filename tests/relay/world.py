@@ -15,8 +15,9 @@ from pooler.demo.client import Inbox, Message
 from pooler.net.facts import SessionFacts
 from pooler.net.tls import TlsSocket
 from pooler.pool.opener import OpenSession
+from pooler.pool.parts import Parts
 from pooler.pool.plan import PoolPlan
-from pooler.pool.pool import Parts, Pool
+from pooler.pool.pool import Pool
 from pooler.relay import reactor
 from pooler.relay.asking import Asked
 from pooler.relay.client import ClientConn
