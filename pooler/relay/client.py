@@ -233,7 +233,7 @@ class ClientConn(Asking):
         if (self.own is not None or MENTION in data[:LOOK_BYTES].lower()) and (
                 rest := answer_own(self, data)) is not None:
             return rest
-        if self.ticket_id:
+        if self.ticket_id and self.pool.parts.names is not None:
             return self.pool.parts.names.ask(self, data)
         now = self.requested_at = monotonic()
         ticket, wait = self.ticket, self.pool.wait_timeout_seconds

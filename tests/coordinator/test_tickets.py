@@ -1,4 +1,4 @@
-"""The leader: names that ran on a dead worker end with their sessions; without any it asks nothing."""
+"""The leader's pass: names that ran on a dead worker end with their sessions; else nothing is asked."""
 
 from __future__ import annotations
 

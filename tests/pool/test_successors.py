@@ -98,7 +98,7 @@ async def test_none_is_made_for_the_young_the_unused_from_the_last_permits_or_un
         if why == "pausing":
             run.pool.growth._retry_at = now + 1
         if why == "waiting":
-            monkeypatch.setattr(type(run.pool.core), "count_waiting", lambda _: 1)
+            monkeypatch.setattr(type(run.pool.core), "count_servable", lambda _: 1)
         run.pool.successors.look(now)
         assert (run.pool.successors.making, run.pool.core.opening) == (0, 0)
         for server, client in kept.items():

@@ -13,6 +13,7 @@ from tests.repo.sources import ROOT
 # a faulty file are alike on both sides, with the same secrets hidden.
 KNOWN_OF_COORDINATOR = {
     "coordinator.link", "coordinator.ledger.states", "coordinator.ledger.record", "coordinator.ledger.keys",
+    "coordinator.ledger.tickets",
     "coordinator.ledger.living", "coordinator.session_table", "coordinator.logs", "coordinator.yaml_faults",
     "coordinator.bounded_yaml",
 }
