@@ -26,7 +26,7 @@ from coordinator.failover import Failover
 from coordinator.founding import Founder
 from coordinator.freeing import Freeing
 from coordinator.granting import Granting
-from coordinator.homes import Homes, Settled
+from coordinator.homes import Homes
 from coordinator.http import Figures, serve_http
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.ledger import Ledger
@@ -99,11 +99,11 @@ class Coordinator:
         self.reach = Reach(store, self.keys, self.election, sight, host=spec.host,
                            ttl_seconds=spec.lease_ttl_seconds)
         self.etcd = EtcdHealth(store, getattr(store, "endpoints", ()), etcd_tls_context(spec))
-        told: tuple[Settled, ...] = (*self.ledgers.values(), self.workers.creating)
-        self.homes = Homes(store, self.keys, self.reach.key, told, ttl_seconds=spec.lease_ttl_seconds)
+        self.homes = Homes(store, self.keys, self.reach.key, (*self.ledgers.values(), self.workers.creating),
+                           ttl_seconds=spec.lease_ttl_seconds)
+        tickets = TicketReaper(store, self.keys, self.workers.tickets)
         self.reconciler = Reconciler(
-            store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us,
-            tickets=TicketReaper(store, self.keys, self.workers.tickets))
+            store, self.keys, self.ledgers, self.views, sight, spec=spec, now_us=now_us, tickets=tickets)
         self.freeing = Freeing(store, self.keys, databases)
         self.reconciler.on_event.append(self.freeing.heard)
         self.sharing = Sharing(store, self.keys, self.ledgers, self.views, self.granting.wants)
@@ -122,8 +122,7 @@ class Coordinator:
             ttl_seconds=spec.lease_ttl_seconds, clock_us=self.reconciler.backends.clock_us)
         self.workers.on_report.append(self.alerting.reported)
         self.reconciler.owners.watched_here = self.alerting.watches
-        self.counting = Counting(
-            sight, self.ledgers, self.views_now, ttl_seconds=spec.lease_ttl_seconds)
+        self.counting = Counting(sight, self.ledgers, self.views_now, ttl_seconds=spec.lease_ttl_seconds)
         self.noting = Noting(self.ledgers, lambda: self.registry.workers, run_dir=Path(spec.run_dir),
                              ttl_seconds=spec.lease_ttl_seconds)
         self.reconciler.owners.on_unknown.append(lambda *_: self.noting.stir())
