@@ -17,8 +17,8 @@ TEXT_BYTES_MAX: Final = 65_536
 SHOW_ITEMS: Final = (
     "active_sockets", "classes", "clients", "config", "databases", "dns_hosts", "dns_zones", "fds", "help",
     "leaks", "ledger", "lists", "mem", "peers", "peer_pools", "pool_scaling", "pools", "servers", "sockets",
-    "state", "stats", "stats_averages", "stats_totals", "tenants", "ticket", "totals", "users", "version",
-    "waiters", "workers",
+    "state", "stats", "stats_averages", "stats_totals", "tenants", "ticket", "tickets", "totals", "users",
+    "version", "waiters", "workers",
 )  # fmt: skip
 
 _NONE, _OPTIONAL, _NEEDED = "", "[name]", "name"

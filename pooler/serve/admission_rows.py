@@ -1,4 +1,4 @@
-"""SHOW CLASSES, TENANTS and WAITERS: one worker's rows."""
+"""SHOW CLASSES, TENANTS, TICKETS and WAITERS: one worker's rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pooler.admission.classes import UNLIMITED, ExecutionClass
 from pooler.admission.ticket import Ticket
 from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
+from pooler.relay.server import ServerConn
 from pooler.serve.registry import Registry
 
 Row = dict[str, Any]
@@ -47,6 +48,31 @@ def waiter_rows(registry: Registry) -> Iterator[Row]:
         for ticket in pool.core.waiting:
             ahead[ticket.account.klass] += 1
             yield _waiter(pool, ticket, ahead[ticket.account.klass], now)
+
+
+def ticket_rows(registry: Registry) -> Iterator[Row]:
+    """Every ticket that waits or executes: of clients, and of what the pooler itself does."""
+    now = monotonic()
+    for pool in registry.pools.values():
+        for ticket in pool.core.waiting:
+            yield _ticket(pool, ticket, None, now)
+        for server in pool.core.active:
+            if server.client is not None:
+                yield _ticket(pool, server.client.ticket, server, now)
+
+
+def _ticket(pool: Pool, ticket: Ticket, server: ServerConn | None, now: float) -> Row:
+    account, client = ticket.account, ticket.holder
+    known = client if isinstance(client, ClientConn) else None
+    began = ticket.queued_at if server is None else server.started_at
+    return {
+        "database": pool.plan.name, "user": pool.plan.user, "ticket": known.ticket_id if known else "",
+        "state": ticket.state.value, "client": known.address if known else "", "tenant": account.tenant,
+        "class": account.klass.name, "waited_ms": int(max(0.0, (now if server is None else began)
+                                                          - ticket.queued_at) * 1000),
+        "executing_ms": None if server is None else int((now - began) * 1000),
+        "permit": None if server is None else str(server.permit),
+        "pid": None if server is None else server.pid}
 
 
 def _waiter(pool: Pool, ticket: Ticket, position: int, now: float) -> Row:

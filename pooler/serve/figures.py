@@ -22,7 +22,7 @@ from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
 from pooler.serve import replication_rows
-from pooler.serve.admission_rows import class_rows, tenant_rows, waiter_rows
+from pooler.serve.admission_rows import class_rows, tenant_rows, ticket_rows, waiter_rows
 from pooler.serve.checkouts import leak_rows
 from pooler.serve.config_rows import config_rows
 from pooler.serve.descriptors import descriptor_rows
@@ -114,7 +114,7 @@ class Figures:
             "config": self._config, STILLNESS: self._stillness, "fds": self._descriptors,
             "mem": partial(memory_rows, self._registry), "leaks": partial(leak_rows, self._registry),
             "classes": partial(class_rows, self._registry), "tenants": partial(tenant_rows, self._registry),
-            "waiters": partial(waiter_rows, self._registry),
+            "tickets": partial(ticket_rows, self._registry), "waiters": partial(waiter_rows, self._registry),
         }
         make = makers.get(what)
         return [] if make is None else list(make())
