@@ -57,8 +57,9 @@ def ticket_rows(registry: Registry) -> Iterator[Row]:
         for ticket in pool.core.waiting:
             yield _ticket(pool, ticket, None, now)
         for server in pool.core.active:
-            if server.client is not None:
-                yield _ticket(pool, server.client.ticket, server, now)
+            held: Ticket | None = getattr(server.client, "ticket", None)
+            if held is not None:
+                yield _ticket(pool, held, server, now)
 
 
 def _ticket(pool: Pool, ticket: Ticket, server: ServerConn | None, now: float) -> Row:
