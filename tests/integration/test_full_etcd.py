@@ -3,7 +3,6 @@ given back all the same, and once there is room again everything goes on by itse
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import ExitStack, suppress
 
 import psycopg
@@ -15,10 +14,9 @@ from tests.integration.test_ledger_loss import (
     LOADERS,
     MORE,
     PERMITS,
-    etcdctl,
     held,
 )
-from tests.support.etcd import MakeEtcd
+from tests.support.etcd import MakeEtcd, etcdctl
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.load import Load
 from tests.support.postgres import Database
@@ -35,9 +33,7 @@ LEASES_SECONDS = 12.0  # more than two leases
 def fill(etcd: Etcd) -> None:
     """Until it takes no put any more."""
     for number in range(64):
-        done = subprocess.run(["etcdctl", "--endpoints", etcd.endpoints[0], "put", f"/fill/{number}"],
-                              input=b"x" * (1 << 20), check=False, capture_output=True,
-                              env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
+        done = etcdctl(etcd, "put", f"/fill/{number}", stdin=b"x" * (1 << 20), check=False)
         if done.returncode != 0:
             assert b"space exceeded" in done.stderr, done.stderr
             return
@@ -47,10 +43,8 @@ def fill(etcd: Etcd) -> None:
 def make_room(etcd: Etcd) -> None:
     """What an operator does. The revision is that after the deletion: what was there before it would stay."""
     etcdctl(etcd, "del", "--prefix", "/fill/")
-    done = subprocess.run(["etcdctl", "--endpoints", etcd.endpoints[0], "get", "/fill/0", "-w", "fields"],
-                          check=True, capture_output=True, text=True,
-                          env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
-    revision = next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "Revision" in line)
+    said = etcdctl(etcd, "get", "/fill/0", "-w", "fields").stdout.decode()
+    revision = next(line.rpartition(" ")[2] for line in said.splitlines() if "Revision" in line)
     etcdctl(etcd, "compact", revision)
     etcdctl(etcd, "defrag")
     etcdctl(etcd, "alarm", "disarm")

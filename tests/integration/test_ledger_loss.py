@@ -4,7 +4,6 @@ grows, it is told at once, and a rebuild brings everything back."""
 from __future__ import annotations
 
 import json
-import subprocess
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from pooler.demo.etcd import Etcd
 from pooler.demo.fleet import http_get
-from tests.support.etcd import MakeEtcd
+from tests.support.etcd import MakeEtcd, etcdctl
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.load import Load
 from tests.support.postgres import Database
@@ -27,11 +26,6 @@ PERMITS = 8
 HOLDERS = 3  # clients inside a transaction all the time
 LOADERS = 2
 MORE = {"pool": {"query_wait_timeout": "15s", "server_idle_timeout": "1h"}}
-
-
-def etcdctl(etcd: Etcd, *words: str) -> None:
-    subprocess.run(["etcdctl", "--endpoints", etcd.endpoints[0], *words], check=True, capture_output=True,
-                   env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"})
 
 
 def wipe(etcd: Etcd, snapshot: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.integration.test_ledger_loss import etcdctl, logged
-from tests.support.etcd import MakeEtcd
+from tests.integration.test_ledger_loss import logged
+from tests.support.etcd import MakeEtcd, etcdctl
 from tests.support.fleet import MakeFleet, RunningFleet
 from tests.support.postgres import Database
 from tests.support.wait import wait_until

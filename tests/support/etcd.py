@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +17,16 @@ from pooler.demo.postgres import temporary_directory
 from tests.support.need import missing
 
 MakeEtcd = Callable[..., Etcd]
+
+
+def etcdctl(
+    etcd: Etcd, *words: str, stdin: bytes = b"", check: bool = True
+) -> subprocess.CompletedProcess[bytes]:
+    """What an operator does with etcd behind the fleet's back."""
+    if shutil.which("etcdctl") is None:
+        missing("no etcdctl (Debian's etcd-client)")
+    return subprocess.run(["etcdctl", "--endpoints", etcd.endpoints[0], *words], input=stdin, check=check,
+                          capture_output=True, env={**os.environ, "ETCDCTL_API": "3"})
 
 
 @pytest.fixture(scope="session")
