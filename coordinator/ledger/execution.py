@@ -4,8 +4,8 @@ Pure. One key for each worker and class. Only the leader raises one: its transac
 worker's, the target as it was read, the policy it counts by and the class's `raise`, which it bumps; so of
 two raises that were counted on the same sum one fails. A worker only lowers its own, after it has stopped
 using what it gives back. Registering again writes what it executes then, so whatever was decided on before
-it loses. The leader takes a worker's permits back only from one reading that shows neither the worker's key nor a
-session of it; of a process that is known dead, those above its sessions.
+it loses. The leader takes a worker's permits back only from one reading that shows neither the worker's key
+nor a session of it; of a process that is known dead, those above its sessions.
 
 A loan is a permit of one class in a key of another: it counts with the class that lent it until it is gone
 from that key, whatever its TTL.
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
-from coordinator.ledger.keys import DbKeys, only, prefix_end
+from coordinator.ledger.keys import DbKeys, FleetKeys, only, prefix_end
 from coordinator.ledger.reading import read_or_none
-from coordinator.ledger.record import COMMAND_INDEX, Record, Worker
+from coordinator.ledger.record import COMMAND_INDEX, Alias, Record, Worker
 from coordinator.ledger.snapshot import LedgerSnapshot, reading
 from coordinator.ledger.strange import Sieve
 from coordinator.store.api import Compare, Entry, Field, Put, Txn, absent, unchanged
@@ -123,6 +123,7 @@ class Shares:
 
     revision: int = 0
     alias_revision: int = 0
+    generation: int = 0  # of the policy that grants
     held: Mapping[Seat, HeldShare] = field(default_factory=dict)
     raised: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by class: count, mod revision
     workers: Mapping[str, int] = field(default_factory=dict)  # create revision of each key; no commands
@@ -141,6 +142,9 @@ class Shares:
     def lent(self, execution_class: str) -> int:
         """Permits of this class that other classes have."""
         return sum(each.share.borrowed.get(execution_class, 0) for each in self.held.values())
+
+
+WrittenShares = dict[tuple[str, str], tuple[Share, int]]  # by ledger and class, with its revision
 
 
 def seat_of(key: str, keys: DbKeys) -> Seat | None:
@@ -174,10 +178,12 @@ def shares_from(reads: Sequence[Sequence[Entry]], revision: int, keys: DbKeys, s
         except ValueError as fault:
             sieve.name(entry, str(fault))
             unread = True
-    alias = reads[1][0].mod_revision if reads[1] else 0
+    stored = reads[1][0] if reads[1] else None
+    alias = read_or_none(Alias, stored)
     workers = {entry.key.rpartition("/")[2]: entry.create_revision for entry in reads[2]
                if (worker := read_or_none(Worker, entry)) is not None and worker.index != COMMAND_INDEX}
-    return Shares(revision, alias, held, raised, workers, unread)
+    return Shares(revision, stored.mod_revision if stored else 0, alias.granting if alias else 0, held,
+                  raised, workers, unread)
 
 
 # ---- the leader's
@@ -229,11 +235,11 @@ def taken_back(
     if "" in sessions or any(each.unreadable for each in snapshot.sessions):
         return {}  # whose that is, nobody knows
     left = {}
-    for seat, each in held.items():
+    for seat, standing in held.items():
         if seat.boot_id in snapshot.workers:
             continue
         bound = sessions.get(seat.boot_id, 0)
-        if (bound == 0 or seat.boot_id in snapshot.exits) and (bound == 0 or bound < each.share.permits):
+        if not bound or (seat.boot_id in snapshot.exits and bound < standing.share.permits):
             left[seat] = bound
     return left
 
@@ -289,6 +295,20 @@ def registering(
         compares.append(unchanged(entry.key, entry.mod_revision))
         puts.append(Put(entry.key, replace(share.lowered(to), keep=NOT_RECALLED).encode()))
     return compares, puts
+
+
+def written_shares(
+    puts: Iterable[Put], fleet: FleetKeys, databases: Iterable[str], revision: int
+) -> WrittenShares:
+    """Which shares these are, by ledger and class, with the revision they were written at."""
+    found: WrittenShares = {}
+    ledgers = [fleet.db(db) for db in databases]
+    for put in puts:
+        for keys in ledgers:
+            seat = seat_of(put.key, keys) if put.key.startswith(keys.shares()) else None
+            if seat is not None:
+                found[keys.database, seat.execution_class] = Share.decode(put.value), revision
+    return found
 
 
 def _as_read(key: str, mod_revision: int) -> Compare:

@@ -107,7 +107,7 @@ def _shares(seen: Seen) -> Shares:
             for seat, key in ((A, SHARE_A), (B, SHARE_B)) if (value := keys.get(key)) is not None}
     raised = {"x": (0, keys[RAISE].mod)} if RAISE in keys else {}
     workers = {name: keys[key].create for name, key in (("A", WORKER_A), ("B", WORKER_B)) if key in keys}
-    return Shares(1, 0, held, raised, workers)
+    return Shares(1, held=held, raised=raised, workers=workers)
 
 
 class Executions:
@@ -145,7 +145,7 @@ class Executions:
         return compare.key in (SHARE_A, SHARE_B) and not self.rules.compares_share
 
     def _normal(self, state: State) -> State:
-        """Of a revision it matters whether its key still has it, and which of its share A knows: their order."""
+        """Of a revision it matters whether its key still has it; of those that A knows also their order."""
         now, mine = dict(state.keys), {state.known}
         if SHARE_A in now:
             mine.add(now[SHARE_A].mod)
