@@ -31,7 +31,7 @@ from coordinator.view import Views
 
 WORD_CYCLES = 3.0  # a worker tells once a cycle: what it told longer ago may be long over
 CYCLES = 1.0  # how long a permit may stand in a state that should pass; looked at twice a cycle
-HELD_MAX, LATE_MAX = 8192, 64  # of one worker's word
+HELD_MAX, LATE_MAX, HOLDER_CHARACTERS_MAX = 8192, 64, 512  # of one worker's word
 
 _EVENTS = {What.UNKNOWN: Event.PERMIT_STUCK, What.CLOSING: Event.PERMIT_STUCK,
            What.LATE_CHECKOUT: Event.CHECKOUT_LATE, What.LEAKED: Event.SESSION_LEAKED}
@@ -163,7 +163,7 @@ def tell(told: Told, alerts: Iterable[Alert], now_us: int) -> None:
             _EVENTS[each.what], database=each.db, permit=str(each.permit), state=each.state,
             owner=each.owner, host=each.host, pid=each.pid, tenant=each.tenant, ticket=each.ticket,
             age_seconds=each.age_seconds(now_us),
-            **({"limit_seconds": each.limit_seconds} if each.limit_seconds else {}))
+            **({"limit_seconds": each.limit_seconds, "holder": each.holder} if each.limit_seconds else {}))
     for key in before.keys() - told.standing.keys():
         _log.info(Event.ALERT_OVER, alert=str(key[0]), database=key[1], permit=str(key[2]))
 
@@ -173,4 +173,5 @@ def _late(owner: str, host: str, word: Mapping[str, Any], now_us: int) -> Alert:
     return Alert(
         What.LATE_CHECKOUT, str(word["db"]), parse_permit(word["permit"]), str(SessionState.OPEN), owner,
         host, int(word["pid"]), now_us - int(word["age_us"]), tenant=str(word["tenant"]),
-        limit_seconds=float(word["limit_seconds"]))
+        limit_seconds=float(word["limit_seconds"]),
+        holder=str(word.get("holder", ""))[:HOLDER_CHARACTERS_MAX])

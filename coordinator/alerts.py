@@ -32,7 +32,8 @@ PASSING = {SessionState.UNKNOWN: What.UNKNOWN, SessionState.CLOSING: What.CLOSIN
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One of them. `limit_seconds`: the transaction limit that a late checkout is past, else 0."""
+    """One of them. `limit_seconds`: the transaction limit that a late checkout is past, else 0; `holder`: who
+    has that, and what it waits for."""
 
     what: What
     db: str
@@ -45,6 +46,7 @@ class Alert:
     ticket: str = ""
     tenant: str = ""
     limit_seconds: float = 0.0
+    holder: str = ""
 
     @property
     def key(self) -> tuple[What, str, Permit]:

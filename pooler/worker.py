@@ -42,6 +42,7 @@ from pooler.pool.link_up import Identity
 from pooler.pool.permits import Permits
 from pooler.pool.plan import keepalive_of
 from pooler.pool.pool import Parts
+from pooler.pool.transaction_limit import end_past_limit
 from pooler.relay.reactor import Reactor
 from pooler.serve.agent import serve_agent
 from pooler.serve.authority import Authority
@@ -181,6 +182,7 @@ class Worker:
                 if ticks % LIMIT_TICKS == 0:
                     janitor.end_idle_transactions(pool, now)
                     janitor.end_long_transactions(pool, now)
+                    end_past_limit(pool, now)
                     janitor.end_long_queries(pool, now)
                     janitor.end_idle_clients(pool, now)
                     janitor.tell_who_waits(pool, now)

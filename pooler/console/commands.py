@@ -15,9 +15,9 @@ from typing import Final
 TEXT_BYTES_MAX: Final = 65_536
 
 SHOW_ITEMS: Final = (
-    "active_sockets", "clients", "config", "databases", "dns_hosts", "dns_zones", "fds", "help", "ledger",
-    "lists", "mem", "peers", "peer_pools", "pools", "servers", "sockets", "state", "stats", "stats_averages",
-    "stats_totals", "totals", "users", "version", "workers",
+    "active_sockets", "clients", "config", "databases", "dns_hosts", "dns_zones", "fds", "help", "leaks",
+    "ledger", "lists", "mem", "peers", "peer_pools", "pools", "servers", "sockets", "state", "stats",
+    "stats_averages", "stats_totals", "totals", "users", "version", "workers",
 )  # fmt: skip
 
 _NONE, _OPTIONAL, _NEEDED = "", "[name]", "name"

@@ -66,6 +66,8 @@ _SPECS: Final = {
     "ledger": "database:t permit:t kind:t slot:i generation:l state:t age_seconds:l owner:t host:t dbname:t "
     "user:t pid:i backend:t epoch:i policy_generation:l ticket:t tenant:t abandoned:t terminating:t "
     "awaited_proof:t",
+    "leaks": "database:t user:t permit:t pid:i why:t late:t age_ms:l limit_ms:l waits_for:t silent_ms:l "
+    "client:t application_name:t tenant:t class:t last_command:t worker:t",
     "workers": "worker:t index:i boot_id:t state:t clients:i waiting:i sessions:i linked:i",
 }
 

@@ -18,7 +18,7 @@ from pooler.pool.holdings import Holdings, Verdict, plain
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Uplink
 from pooler.pool.recovering import named as _permit
-from pooler.pool.telling import tell_cycle
+from pooler.pool.telling import Key, lost_permits, tell_cycle
 
 log = structlog.get_logger()
 
@@ -36,6 +36,8 @@ class Hearing:
         self._holdings = holdings
         self._holder = holder
         self._counts = counts
+        self._lost: set[Key] = set()  # of the last cycle: see lost_permits
+        self.leaked: frozenset[Key] = frozenset()  # lost in two cycles in a row
 
     def answer_over(self, uplink: Uplink, errands: Errands) -> None:
         """What has to be answered goes this way."""
@@ -75,7 +77,9 @@ class Hearing:
 
     def cycle(self) -> Args:
         """See Listener."""
-        return tell_cycle(self._holdings, self._holder)
+        lost = lost_permits(self._holdings, self._holder)
+        self.leaked, self._lost = frozenset(lost & self._lost), lost
+        return tell_cycle(self._holdings, self._holder, lost)
 
     def is_whole(self, db: str) -> bool:
         """What is missing in this ledger is really gone."""

@@ -20,6 +20,7 @@ class LateCheckout:
     tenant: str
     age_us: int
     limit_seconds: float
+    holder: str = ""  # who has it, and what it waits for
 
 
 class Holder(Protocol):

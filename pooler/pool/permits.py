@@ -133,6 +133,11 @@ class Permits:
         view = self.ledgers.get(db)
         return view is not None and view.grows
 
+    def leaked(self) -> frozenset[tuple[str, Permit]]:
+        """Open permits that were in no pool at the last two heartbeats: nobody will use them or give them
+        back."""
+        return self._hearing.leaked
+
     async def settled(self) -> None:
         """Wait until the ledger has answered for everything it was to be told."""
         await self._errands.settled()

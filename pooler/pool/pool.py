@@ -108,6 +108,7 @@ class Pool:
         self.waited, self.transaction_counted = self.waits.observe, self.transaction_times.observe
         self.drain_at: float | None = None  # when what still runs under an epoch that is over is cancelled
         self.drain_cancelled = False  # it was: what is left is closed at drain_at
+        self.past_limit: dict[ServerConn, float] = {}  # cancelled at transactionLimit, what began when
         self.growth, self.starts, self.promises = Growth(self), Starts(self), Promises(self)
 
     def apply_settings(self, plan: PoolPlan) -> None:

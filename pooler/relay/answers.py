@@ -64,6 +64,7 @@ def pass_answers(server: ServerConn, data: bytes, client: Served) -> None:
         if status:
             owed.clear()
             server.answered = False
+            server.fatal = b""  # as in _settle
             server.status = status
             server.pool.queries += 1
             client.deliver(data)
@@ -258,7 +259,8 @@ def _is_own(server: ServerConn, kind: int, data: bytes, at: int, end: int) -> bo
     if kind == PARSE_DONE:
         return bool(owed) and type(owed[0]) is o.Parsed and not owed.popleft().forward
     if kind == CLOSE_DONE:
-        return bool(owed) and type(owed.popleft()) is o.Closed
+        asked = owed[0] if owed else None  # a server out of step may say it where a query is to be answered
+        return (type(asked) is o.Closed or asked == o.CLOSE) and type(owed.popleft()) is o.Closed
     if kind == ERROR:
         server.answered = True
         refused = refusal(server) if server.refused else ()

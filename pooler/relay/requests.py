@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pooler.errors import MessageTooLong, ProtocolViolation
 from pooler.relay import owed as o
 from pooler.relay.extended import WAIT, drop_unnamed, extended_message, is_unsettled, stand_in
+from pooler.relay.plain_group import take_group
 from pooler.relay.refusal import MESSAGE_BYTES_MAX
 from pooler.relay.sequences import SEQUENCES, forget_sequences
 from pooler.wire.messages import query
@@ -51,6 +52,10 @@ def pass_requests(client: ClientConn, server: ServerConn, data: bytes) -> None:
             return
     elif not owed and not server.skipping and _is_query(data, size):
         _pass_query(client, server, data)
+        return
+    elif (not owed and size > 20 and (data[0] == BIND or data[0] == PARSE) and not server.unsynced
+            and not server.skipping and (group := take_group(client, server, data, size)) is not None):
+        _send(client, server, group, begins=True)
         return
     else:
         at = 0

@@ -21,6 +21,7 @@ from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
 from pooler.serve import replication_rows
+from pooler.serve.checkouts import leak_rows
 from pooler.serve.config_rows import config_rows
 from pooler.serve.descriptors import descriptor_rows
 from pooler.serve.memory import memory_rows
@@ -109,7 +110,7 @@ class Figures:
             "clients": self._clients, "servers": self._servers, "databases": self._databases,
             "users": self._users, "lists": self._lists, "workers": self._worker,
             "config": self._config, STILLNESS: self._stillness, "fds": self._descriptors,
-            "mem": partial(memory_rows, self._registry),
+            "mem": partial(memory_rows, self._registry), "leaks": partial(leak_rows, self._registry),
         }
         make = makers.get(what)
         return [] if make is None else list(make())

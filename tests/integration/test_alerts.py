@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from pooler.demo.etcd import Etcd
 from pooler.demo.faults import environment
@@ -101,6 +102,10 @@ def test_a_checkout_past_its_transaction_limit_is_told_within_two_lease_cycles_a
         late_at = began + LIMIT_SECONDS
         assert late_at <= at(told) <= late_at + 2 * TTL_SECONDS + SLACK_SECONDS
         assert (told["tenant"], told["limit_seconds"]) == ("acme", LIMIT_SECONDS)
+        assert "idle in transaction, waits for its client" in told["holder"]
+        with psycopg.connect(fleet.console(), autocommit=True, row_factory=dict_row) as console:
+            (leak,) = (row for row in console.execute("show leaks") if row["late"] == "yes")
+        assert (leak["pid"], leak["tenant"]) == (told["pid"], "acme")
         (pid,) = client.execute("select pg_backend_pid()").fetchone() or (0,)
         assert (told["pid"], told["ticket"] != "") == (pid, True)
         assert any('tenant="acme"' in line for line in alert_metrics(fleet))

@@ -239,14 +239,16 @@ def test_who_sends_on_without_end_is_not_read_for_longer_than_the_limit() -> Non
 GROUP = parse("select 1") + bind() + describe() + execute() + SYNC
 
 
+@pytest.mark.parametrize("rest", [message(b"Z", b"I"), message(b"C", b"SELECT 1\0") + message(b"Z", b"I")])
 @pytest.mark.parametrize("asked", [query("select 1"), GROUP])
-def test_a_fatal_that_another_client_heard_is_no_word_to_the_next(asked: bytes) -> None:
+def test_a_fatal_that_another_client_heard_is_no_word_to_the_next(asked: bytes, rest: bytes) -> None:
     """The server says that it ends, goes on, and ends later."""
     with world() as w:
         first, second = w.client(), w.client()
         w.sessions[0].mini.mute = True
         w.say(first, query("select 1"))
-        says(w, error("57P01", "bye", "FATAL") + message(b"Z", b"I"))
+        says(w, error("57P01", "bye", "FATAL"))
+        says(w, rest)
         w.say(second, asked)
         w.sessions[0].mini.ended = True
         w.settle()

@@ -318,3 +318,16 @@ def test_a_group_that_a_query_ended_costs_no_session_where_the_server_refuses_wh
         else:
             assert w.sessions[0].conn.closing, "it could not be shown to be idle"
             assert client.closed
+
+
+@pytest.mark.parametrize("before", [b"", error("57P01", "bye", "FATAL")], ids=["alone", "behind a last word"])
+def test_a_close_complete_that_nobody_asked_for_answers_no_query(before: bytes) -> None:
+    with world() as w:
+        client = w.client()
+        w.sessions[0].mini.mute = True
+        w.say(client, query("select 1"))
+        says(w, before + message(b"3"))
+        assert w.sessions[0].conn.owed, "the query is not answered yet"
+        client.conn.left()
+        w.settle()
+        assert w.sessions[0].conn.closing, "what it still answers is for nobody else"

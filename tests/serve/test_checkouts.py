@@ -13,7 +13,7 @@ from coordinator.ledger.record import Kind, Permit
 from coordinator.session_table import encode_who
 from pooler.pool.ledger_view import LedgerView
 from pooler.relay.client import ClientConn
-from pooler.serve.checkouts import late_checkouts, pooled
+from pooler.serve.checkouts import late_checkouts, leak_rows, pooled
 
 LIMITS = {"executionClasses": {"interactive": {"transactionLimitSeconds": 5.0},
                                "batch": {"transactionLimitSeconds": 60.0}}}
@@ -23,26 +23,29 @@ IDLE, IN_TRANSACTION = 0x49, 0x54
 def client(class_name: str = "", *, holds: bool = False) -> ClientConn:
     made = ClientConn.__new__(ClientConn)
     made.holds, made.who = holds, encode_who("acme", class_name, "10.0.0.9:1")
+    made.address, made.application_name, made.last_sent = "10.0.0.9:1", "nightly", b"Q\0\0\0\x0bbegin\0"
     return made
 
 
 def session(slot: int, age_seconds: float, who: ClientConn | None = None, status: int = IN_TRANSACTION,
             *, closing: bool = False) -> Any:
     return SimpleNamespace(
-        permit=Permit(Kind.MAIN, slot, 7), pid=40 + slot, client=who, status=status, owed=deque(),
-        unsynced=False, started_at=monotonic() - age_seconds, closing=closing,
-        pool=SimpleNamespace(plan=PLAN))
+        permit=Permit(Kind.MAIN, slot, 7), pid=40 + slot, client=who, status=status, owed=deque(), own=0,
+        unsynced=False, started_at=monotonic() - age_seconds, closing=closing, last_used=monotonic() - 3.0,
+        query_at=monotonic() - 4.0, pool=SimpleNamespace(plan=PLAN))
 
 
-PLAN = SimpleNamespace(ledger="db")
+PLAN = SimpleNamespace(ledger="db", name="orders", user="app")
 
 
-def registry(*active: Any, idle: tuple[Any, ...] = (), others: tuple[Any, ...] = ()) -> Any:
-    pool = SimpleNamespace(plan=PLAN, core=SimpleNamespace(active=list(active), idle=list(idle)))
-    permits = SimpleNamespace(ledgers={"db": LedgerView("db", policy=LIMITS)})
+def registry(*active: Any, idle: tuple[Any, ...] = (), others: tuple[Any, ...] = (),
+             leaked: frozenset[tuple[str, Permit]] = frozenset()) -> Any:
+    permits = SimpleNamespace(ledgers={"db": LedgerView("db", policy=LIMITS)}, leaked=lambda: leaked)
     servers = dict.fromkeys(map(Identity, (*active, *idle, *others)), 0)
-    return SimpleNamespace(
-        pools={"p": pool}, replications={}, parts=SimpleNamespace(servers=servers, permits=permits))
+    parts = SimpleNamespace(servers=servers, permits=permits)
+    pool = SimpleNamespace(
+        plan=PLAN, parts=parts, core=SimpleNamespace(active=list(active), idle=list(idle)))
+    return SimpleNamespace(pools={"p": pool}, replications={}, parts=parts)
 
 
 class Identity:
@@ -68,6 +71,8 @@ def test_it_is_told_with_tenant_limit_process_and_age() -> None:
     (found,) = late_checkouts(registry(session(2, 6, client())))
     assert (found.db, found.tenant, found.limit_seconds, found.pid) == ("db", "acme", 5.0, 42)
     assert 6_000_000 <= found.age_us < 7_000_000
+    assert found.holder.startswith(
+        "app@orders from 10.0.0.9:1 (nightly): idle in transaction, waits for its client")
 
 
 @pytest.mark.parametrize(("status", "expected"), [(IDLE, []), (IN_TRANSACTION, [1])])
@@ -83,3 +88,17 @@ def test_a_pool_has_what_is_idle_in_use_or_being_closed_and_nothing_else() -> No
     there = registry(session(1, 0, client()), idle=(session(2, 0),),
                      others=(session(3, 0, closing=True), session(4, 0)))
     assert {permit.slot for _, permit in pooled(there)} == {1, 2, 3}
+
+
+def test_leaks_are_what_no_pool_has_then_the_late_then_the_oldest_and_nothing_short() -> None:
+    lost = Permit(Kind.MAIN, 9, 7)
+    rows = leak_rows(registry(
+        session(1, 0.5, client()), session(2, 4, client()), session(3, 30, client("batch")),
+        session(4, 6, client()), leaked=frozenset({("db", lost)})))
+    assert [(row["permit"], row["why"], row["late"]) for row in rows] == [
+        (str(lost), "in no pool", "yes"), ("main/4.7", "idle in transaction", "yes"),
+        ("main/3.7", "idle in transaction", "no"), ("main/2.7", "idle in transaction", "no")]
+    assert {name: rows[1][name] for name in ("database", "user", "client", "application_name", "tenant",
+                                             "last_command", "waits_for", "limit_ms", "pid")} == {
+        "database": "orders", "user": "app", "client": "10.0.0.9:1", "application_name": "nightly",
+        "tenant": "acme", "last_command": "BEGIN", "waits_for": "client", "limit_ms": 5000, "pid": 44}

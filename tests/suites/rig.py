@@ -28,6 +28,7 @@ CONNECTIONS = 100
 USER, PASSWORD, DATABASE = "scott", "tiger", "test"  # the ones that SQLAlchemy's suite expects
 MONITOR = "suite_monitor"
 NEVER = "8760h"
+LOGIN_TIMEOUT = "5s"  # of the server and of the pooler: who is never let in holds up both as long
 ASKS = {"user": "postgres", "dbname": "postgres"}  # for the secrets of roles that a suite makes itself
 
 
@@ -99,7 +100,7 @@ def target(
 def _server(version: int, directory: Path, settings: Mapping[str, str]) -> Server:
     server = Server.create(
         installations()[version], directory, limits=Limits(max_connections=CONNECTIONS),
-        settings={"max_wal_senders": str(REPLICATIONS), **settings})
+        settings={"max_wal_senders": str(REPLICATIONS), "authentication_timeout": LOGIN_TIMEOUT, **settings})
     server.start()
     server.create_role(Role(USER, PASSWORD))
     server.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(USER)))
@@ -121,7 +122,8 @@ def _fleet(
         base / "fleet", (f"127.0.0.1:{server.port}",), DATABASE,
         {USER: PASSWORD, "postgres": PASSWORD, "admin": "console"},
         tuple(etcd.endpoints), (MONITOR, PASSWORD), name="suites", workers=workers, permits=PERMITS,
-        more={"auth": ASKS, **sections, "etcd": {"prefix": f"suite-{secrets.token_hex(6)}"}},
+        more={"auth": ASKS, **sections, "pool": {"client_login_timeout": LOGIN_TIMEOUT} | dict(
+            sections.get("pool", {})), "etcd": {"prefix": f"suite-{secrets.token_hex(6)}"}},
         policy={"replicationReserve": REPLICATIONS, "executionClasses": {"all": {
             "permits": PERMITS, "maxQueue": 5000, "queueDeadline": NEVER, "maxWait": NEVER,
             "transactionLimit": NEVER}}}))
