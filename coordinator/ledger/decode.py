@@ -26,6 +26,8 @@ FAMILIES = {
     "seat": "one of a pool's own numbered seats",
     "receipt": "what was answered to a reservation",
     "want": "who waits for a session that another host has",
+    "exec": "how many tickets of a class a worker may execute; `raise`: moves when it may more",
+    "demand": "what a host's queues want to execute",
     "worker": "a live worker or command",
     "worker-exit": "a process that is known dead",
     "claim": "which server processes a worker holds, as it told in a rebuild",

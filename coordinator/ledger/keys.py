@@ -207,3 +207,22 @@ class DbKeys:
     def ticket(self, ticket_id: str) -> str:
         """What stands under the name that a client gave its transaction."""
         return self.tickets() + quote(ticket_id, safe="-._~")
+
+    def shares(self) -> str:
+        """Execution permits, of every class and worker."""
+        return f"{self.root}exec/{self.db}/"
+
+    def share(self, execution_class: str, boot_id: str) -> str:
+        """How many of a class's tickets this worker may execute at a time."""
+        return f"{self.shares()}{quote(execution_class, safe='')}/{boot_id}"
+
+    def raised(self, execution_class: str) -> str:
+        """Moves with every raise that this class's permits are given in: of two raises one fails."""
+        return self.share(execution_class, "raise")
+
+    def demands(self) -> str:
+        return f"{self.root}demand/{self.db}/"
+
+    def demand(self, host: str) -> str:
+        """On its coordinator's lease: what the queues of that host want."""
+        return self.demands() + quote(host, safe="")
