@@ -44,12 +44,13 @@ OF_ONE: dict[str, str] = {
     "ledger": KEYS.ledger(), "epoch": KEYS.epoch(), "drain": KEYS.drain(), "awaiting": KEYS.awaiting(),
     "freed": KEYS.freed(), "alias": KEYS.alias(), "growth": KEYS.growth(), "shadow": KEYS.shadow(2, "x"),
     "policy": KEYS.policy(1), "session": KEYS.session(Kind.MAIN, 0), "seat": KEYS.seat("app", "app", 0),
-    "receipt": KEYS.receipt("r"), "want": KEYS.want("r"),
+    "receipt": KEYS.receipt("r"), "want": KEYS.want("r"), "ticket": KEYS.ticket("t"),
+    "share": KEYS.share("interactive", "x"), "raised": KEYS.raised("interactive"), "demand": KEYS.demand("x"),
 }
 NO_KEYS = {"db", "under", "root", "database"} | {  # of no single key: ranges, and what others are made of
     "workers", "worker_exits", "reaches", "ordinals", "claims", "every_session", "operators", "growth_stops",
     "ledgers", "epochs", "database_of", "shadows", "policies", "sessions", "all_seats", "seats", "receipts",
-    "wants"}
+    "wants", "tickets", "every_ticket", "shares", "demands"}
 
 
 def test_every_kind_of_key_is_tried() -> None:

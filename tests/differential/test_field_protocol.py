@@ -9,6 +9,7 @@ import secrets
 import struct
 from contextlib import suppress
 from pathlib import Path
+from select import select
 
 import pytest
 
@@ -325,6 +326,7 @@ def test_half_a_request_holds_no_session(newest: Rig) -> None:
         pid = other.query("select pg_backend_pid()")
         leaver: RawClient = newest.pooled("_one")
         leaver.send(query("select generate_series(1, 200)"))
+        assert select([leaver.socket], [], [], 10)[0], "it is answered, and reads nothing of that"
         assert other.query("select pg_backend_pid()") == pid
         leaver.abort()
         assert other.query("select pg_backend_pid()") == pid
