@@ -106,7 +106,7 @@ def scenes(seed: int, *, odd: bool) -> Iterator[list[Scene]]:
     """One of each of MIXES. What they log of sessions that come and go is not shown."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    made_ones = [Scene(seed, mode, settings, OddServer(seed, at) if odd else None)
+    made_ones = [Scene(seed, mode, settings, OddServer(seed, at, shared=False) if odd else None)
                  for at, (mode, settings) in enumerate(MIXES)]
     times = reactor.LINGER_SECONDS, reactor.TURN_SECONDS_MAX
     reactor.LINGER_SECONDS, reactor.TURN_SECONDS_MAX = 0.0, 1.0  # nothing comes by itself; all moves at once

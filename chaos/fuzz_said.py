@@ -119,8 +119,8 @@ def _legal(chance: Random, number: int) -> bytes:
     return w.columns(1) + w.row([mark(number)]) + w.complete(chance.choice(_TAGS))
 
 
-def to_own_query(chance: Random, honest: bytes) -> Say:
-    """The answer to what the pooler asks or sets for itself on a session."""
+def to_own_query(chance: Random, honest: bytes, *, once: bool) -> Say:
+    """The answer to what the pooler asks or sets for itself on a session. `once`: never two whole ones."""
     match chance.randrange(7):
         case 0:
             rows = chance.choices(_QUESTION_ROWS, k=chance.randint(1, 4))
@@ -128,9 +128,10 @@ def to_own_query(chance: Random, honest: bytes) -> Say:
         case 1:
             return Say(fault(chance) + w.ready(chance.choice(_STATUSES)))
         case 2:
-            return Say(b"".join(any_message(chance, 0) for _ in range(3)) + w.ready())
+            said = [any_message(chance, 0) for _ in range(3)]
+            return Say(b"".join(each for each in said if not once or w.ready()[:5] not in each) + w.ready())
         case 3:
-            return Say(honest + chance.choice((honest, w.ready(), noise(chance))))
+            return Say(honest + chance.choice((w.ready(), noise(chance), *(() if once else (honest,)))))
         case 4:
             return Say(b"", chance.choice((Then.FIN, Then.RST)))
         case 5:

@@ -105,9 +105,12 @@ def stage(server: ScriptedServer, workers: int) -> Iterator[Stage]:
 class OddServer:
     """What the scripted server answers: to a client's own texts by the number in them, else by chance."""
 
-    def __init__(self, seed: int, place: int = 0) -> None:
-        """`place`: where it serves, of several of one seed."""
-        self._seed = seed
+    def __init__(self, seed: int, place: int = 0, *, shared: bool) -> None:
+        """`place`: where it serves, of several of one seed. `shared`: by several clients at a time. Then no
+        query of the pooler's own is answered twice: what a client asks may stand right behind it, and the
+        second answer cannot be told from the one to that; the client's own would be the next client's.
+        """
+        self._seed, self._shared = seed, shared
         self._chance = Random(f"{seed}:server:{place}")
         self.said: Counter[str] = Counter()  # inputs by phase
         self.told: set[int] = set()  # numbers that were said lately
@@ -130,7 +133,8 @@ class OddServer:
         number = _number_in(asked.text or session.text)
         if asked.event == "Q" and number is None:
             chance = self._input("own", ODD_OWN)
-            return None if chance is None else to_own_query(chance, honest(session, asked).data)
+            return None if chance is None else to_own_query(
+                chance, honest(session, asked).data, once=self._shared)
         if number is None or asked.event not in ("Q", "FPBDES"[1 + number % 5], "F"):
             return None
         self.said["service"] += 1
@@ -253,7 +257,7 @@ class Asker:
 
 def fuzz_server(seed: int, inputs: int, say: Callable[[str], None]) -> Outcome:
     """Have `inputs` odd answers said, and those of logins beside them. Raises PartFailed."""
-    odd = OddServer(seed)
+    odd = OddServer(seed, shared=True)
     server = ScriptedServer(odd.script_for)
     with stage(server, workers=2) as here:
         run = Run(here.fleet, lambda: here.log_in(HONEST))
