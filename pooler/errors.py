@@ -117,6 +117,14 @@ class QueueFull(PoolerError):
     situation = "queue_full"
 
 
+class TooLate(PoolerError):
+    """A request whose time is less than what it has to expect of its wait."""
+
+    sqlstate = "53300"
+    retry = Retry.AFTER
+    situation = "too_late"
+
+
 class TooManyClients(PoolerError):
     """A client limit is reached."""
 

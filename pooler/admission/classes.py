@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, WeakValueDictionary
 
+from pooler.admission.estimator import Estimator
+
 if TYPE_CHECKING:
     from pooler.admission.group import Group
 
@@ -25,7 +27,8 @@ class ExecutionClass:
 
     __slots__ = (
         "__weakref__", "_aged_at", "_is_settling", "_is_stirred", "_pending", "_roused",
-        "aging_limit_seconds", "allotted", "executing", "groups", "max_wait_seconds", "name", "on_stir",
+        "aging_limit_seconds", "allotted", "estimator", "executed", "executing", "groups",
+        "max_wait_seconds", "name", "on_stir",
         "permits", "queue_deadline_seconds", "queue_max", "refused", "starved", "transaction_limit_seconds",
         "wait_seconds_max", "waiting",
     )
@@ -40,6 +43,8 @@ class ExecutionClass:
         self._roused: dict[Group, None] = {}  # whose tenant is below its inflight limit again
         self._is_stirred = self._is_settling = False
         self._aged_at = FOREVER  # nobody in the ring is older than the limit before
+        self.estimator = Estimator()
+        self.executed = self.estimator.executions.add
         self.learn({})
 
     def learn(self, said: Mapping[str, Any]) -> None:

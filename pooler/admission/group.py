@@ -87,6 +87,13 @@ class Group:
         flow = self._flows.get(account)
         return len(flow.tickets) if flow is not None else 0
 
+    def position_of(self, account: Account) -> float:
+        """As the how manyth the last of this account is served, if tenants get their shares."""
+        size = len(self.tickets)
+        if self.solo is not None:
+            return size
+        return min(size, self.count_of(account) * max(1.0, self._weight / account.weight))
+
     def holds(self, account: Account) -> bool:
         """Whether somebody of this account waits here."""
         return self.count_of(account) > 0

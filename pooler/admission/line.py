@@ -54,6 +54,16 @@ class Line:
         group = self._groups.get(account.klass)
         return group is None or not group.tickets or not group.holds(account)
 
+    def count_of(self, account: Account) -> int:
+        """How many of this account wait."""
+        group = self._groups.get(account.klass)
+        return 0 if group is None else group.count_of(account)
+
+    def position_of(self, account: Account) -> float:
+        """As the how manyth of its class here the last of this account is served, by tenants' shares."""
+        group = self._groups.get(account.klass)
+        return 0.0 if group is None else group.position_of(account)
+
     def add(self, ticket: Ticket) -> None:
         """Somebody waits."""
         account = ticket.account

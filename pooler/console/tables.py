@@ -79,7 +79,7 @@ _SPECS: Final = {
     "tickets": "database:t user:t ticket:t state:t client:t tenant:t class:t waited_ms:l executing_ms:l "
     "permit:t pid:i worker:t",
     "waiters": "database:t user:t client:t application_name:t tenant:t class:t position:i waited_ms:l "
-    "bound_by:t worker:t",
+    "bound_by:t worker:t expected_ms:l",
     "workers": "worker:t index:i boot_id:t state:t clients:i waiting:i sessions:i linked:i",
 }
 

@@ -16,10 +16,11 @@ import structlog
 import trio
 
 from pooler.admission.ticket import Ticket, TicketState
-from pooler.errors import NotServing, PoolerError, QueueFull
+from pooler.errors import NotServing, PoolerError
 from pooler.observe.events import Event
 from pooler.observe.metrics import Histogram
 from pooler.pool.core import PoolCore
+from pooler.pool.early import count_refused, queue_full, too_late
 from pooler.pool.growth import Growth
 from pooler.pool.opener import OpenSession, close_session, session_ended
 from pooler.pool.parts import Parts
@@ -116,7 +117,12 @@ class Pool:
         self.assignments += 1
         if session is None:
             if ticket.state is not QUEUED:
-                self.refused = _queue_full(ticket)
+                self.refused = queue_full(ticket)
+                return None
+            if (late := too_late(self, ticket)) is not None:
+                self.core.withdraw(ticket, TicketState.REJECTED)
+                count_refused(ticket)
+                self.refused = late
                 return None
             if self.growth.last_error is not None and self.growth.refusal(monotonic()) is not None:
                 self.core.withdraw(ticket, TicketState.REJECTED)
@@ -349,10 +355,3 @@ class Pool:
         if self.greeting is None:
             raise NotServing("no server session could be opened")
         return self.greeting
-
-
-def _queue_full(ticket: Ticket) -> QueueFull:
-    account, klass = ticket.account, ticket.account.klass
-    return QueueFull(
-        f'the queue of class "{klass.name}" is full: {klass.waiting} wait for a session, and maxQueue is '
-        f'{klass.queue_max} (tenant "{account.tenant}")')

@@ -344,10 +344,11 @@ class ClientConn(Asking):
         """The session was taken back after a transaction."""
         server, self.server = self.server, None
         assert server is not None
+        self.ticket.account.klass.executed(seconds := now - server.started_at, now)
         self.ticket.release()
         self.idle_since = now
         self.last_sent = b""
-        self.pool.transaction_counted(now - server.started_at)
+        self.pool.transaction_counted(seconds)
 
     def server_lost(self, server: ServerConn, fatal: bytes) -> None:
         """The session went away under this client."""

@@ -8,7 +8,9 @@ from time import monotonic
 from typing import Any
 
 from pooler.admission.classes import UNLIMITED, ExecutionClass
+from pooler.admission.foresight import expected_seconds
 from pooler.admission.ticket import Ticket
+from pooler.pool.early import sessions_of
 from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
 from pooler.relay.server import ServerConn
@@ -79,11 +81,13 @@ def _ticket(pool: Pool, ticket: Ticket, server: ServerConn | None, now: float) -
 def _waiter(pool: Pool, ticket: Ticket, position: int, now: float) -> Row:
     account, client = ticket.account, ticket.holder
     known = client if isinstance(client, ClientConn) else None
+    expected = expected_seconds(pool.core.waiting, account, sessions_of(pool), len(pool.core.active), now)
     return {
         "database": pool.plan.name, "user": pool.plan.user, "client": known.address if known else "",
         "application_name": known.application_name if known else "", "tenant": account.tenant,
         "class": account.klass.name, "position": position, "waited_ms": int((now - ticket.queued_at) * 1000),
-        "bound_by": bound_by(pool, ticket)}
+        "bound_by": bound_by(pool, ticket),
+        "expected_ms": None if expected is None else int(expected * 1000)}
 
 
 def bound_by(pool: Pool, ticket: Ticket) -> str:
