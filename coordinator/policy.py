@@ -16,6 +16,7 @@ import msgpack
 import yaml
 
 from coordinator.bounded_yaml import read_yaml
+from coordinator.policy_bucket import BUCKET_MODES, BUCKET_PER, Bucket, told
 from coordinator.resolved import RESOLVED, Resolved
 from coordinator.session_table import DATABASE_BYTES_MAX
 from coordinator.yaml_faults import plain, yaml_fault
@@ -23,7 +24,6 @@ from coordinator.yaml_faults import plain, yaml_fault
 SCHEMA_NAME = "dbAdmissionPolicy.v1"
 FAIRNESS = ("weighted-deficit-v2",)
 POOL_MODES = ("transaction", "session", "statement")
-BUCKET_MODES = ("delay", "reject")
 SLOTS_MAX = 100_000
 FAILOVER_SHARE = 10  # one of so many main slots is kept for a failover, where nothing else is given
 _UNITS_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -36,16 +36,6 @@ class PolicyRefused(ValueError):
     def __init__(self, faults: list[str]) -> None:
         super().__init__("; ".join(faults))
         self.faults = faults
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """A token bucket: `rate` tokens a second, at most `burst` at once."""
-
-    rate: float
-    burst: float
-    cost: float = 1.0
-    mode: str = "delay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +115,10 @@ class Policy:
                        "queueDeadlineSeconds": each.queue_deadline_seconds,
                        "maxWaitSeconds": each.max_wait_seconds,
                        "agingLimitSeconds": each.aging_limit_seconds,
-                       "transactionLimitSeconds": each.transaction_limit_seconds}
+                       "transactionLimitSeconds": each.transaction_limit_seconds, **told(each.bucket)}
                 for name, each in self.classes.items()
             },
-            "tenants": {name: {"weight": each.weight, "inflight": each.inflight}
+            "tenants": {name: {"weight": each.weight, "inflight": each.inflight, **told(each.bucket)}
                         for name, each in self.tenants.items()},
         }
 
@@ -255,6 +245,8 @@ def _read_bucket(parent: _Fields) -> Bucket | None:
     found = Bucket(
         rate=reader.number("rate"), burst=reader.number("burst"), cost=reader.number("cost", 1.0),
         mode=reader.choice("mode", BUCKET_MODES, "delay"),
+        per=reader.choice("per", BUCKET_PER, "transaction"),
+        start_full=reader.flag("startFull", default=True),
     )
     reader.close()
     return found
@@ -328,6 +320,12 @@ class _Fields:
             self._fault(name, f"{value!r} is not a number above 0")
             return 1.0
         return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._take(name, default)
+        if not isinstance(value, bool):
+            self._fault(name, f"{value!r} is not true or false")
+        return value is True
 
     def duration(self, name: str, default: float) -> float:
         value = self._take(name, "")

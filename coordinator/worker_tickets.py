@@ -51,9 +51,10 @@ class WorkerTickets:
             ticket_id, self._worker().boot_id, self._host, args["client"], args["tenant"], args["class"]))
         if isinstance(decision, Refused):
             return _refusal(decision)
+        joined = isinstance(decision, Write) and decision.moved_from is not None
         if isinstance(decision, Write) and decision.moved_from is not None:
             self._tell(db, decision.moved_from)
-        return {"attempt": decision.ticket.attempt}
+        return {"attempt": decision.ticket.attempt, "joined": joined}
 
     def _tell(self, db: str, moved: NamedTicket) -> None:
         """On another host it hears of it as it begins."""

@@ -4,8 +4,11 @@ command that ends with it. The text says what, where and what to do; a traceback
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import ClassVar
+
+AFTER_SECONDS_MAX = 24 * 3600.0  # nobody is told to wait longer
 
 
 class Retry(StrEnum):
@@ -123,6 +126,25 @@ class TooLate(PoolerError):
     sqlstate = "53300"
     retry = Retry.AFTER
     situation = "too_late"
+
+
+class RateLimited(PoolerError):
+    """The tokens of a tenant or a class are not there. `after_ms`: in how long they will be."""
+
+    sqlstate = "53400"
+    retry = Retry.AFTER
+    situation = "rate"
+
+    def __init__(self, message: str, after_seconds: float) -> None:
+        super().__init__(message)
+        self.after_ms = max(1, math.ceil(min(after_seconds, AFTER_SECONDS_MAX) * 1000))
+
+
+class CostAboveBucket(PoolerError):
+    """It costs more than the bucket of its tenant or class can hold."""
+
+    sqlstate = "54000"
+    situation = "cost"
 
 
 class TooManyClients(PoolerError):

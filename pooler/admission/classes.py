@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, WeakValueDictionary
 
 from pooler.admission.estimator import Estimator
+from pooler.admission.tolls import Toll, Tolls
 
 if TYPE_CHECKING:
     from pooler.admission.group import Group
@@ -162,7 +163,7 @@ class Account:
 
     __slots__ = (
         "__weakref__", "asked", "cost", "executing", "inflight_max", "klass", "parked", "refused", "served",
-        "tenant", "weight",
+        "tenant", "tolls", "weight",
     )
 
     def __init__(self, klass: ExecutionClass, tenant: str = "", asked: str = "") -> None:
@@ -173,6 +174,7 @@ class Account:
         self.inflight_max = UNLIMITED
         self.cost = 1.0  # of a ticket, in the share of its tenant
         self.executing = self.served = self.refused = 0
+        self.tolls: tuple[Toll, ...] = ()  # what a ticket of it pays before it is queued
         self.parked: dict[Group, None] = {}  # where it is passed over, for it is at its limit
 
     @property
@@ -212,6 +214,7 @@ class Book:
         self._accounts: WeakValueDictionary[tuple[str, str], Account] = WeakValueDictionary()
         self._tenants: Mapping[str, Mapping[str, Any]] = {}
         self.generation = 0
+        self.tolls = Tolls()
 
     def account(self, tenant: str, class_name: str) -> Account:
         """Of a client's tenant and class; of one without a class of the policy, in the first."""
@@ -230,7 +233,7 @@ class Book:
         """Those that somebody has."""
         return sorted(self._accounts.values(), key=lambda each: (each.klass.name, each.tenant))
 
-    def learn(self, policy: Mapping[str, Any]) -> bool:
+    def learn(self, policy: Mapping[str, Any], now: float = 0.0) -> bool:
         """A policy as the link tells it. False if it is the one of before."""
         generation = int(policy.get("generation") or 0)
         if generation == self.generation:
@@ -240,6 +243,7 @@ class Book:
         waiters = [(line, line.take_all()) for line in lines]
         said: Mapping[str, Mapping[str, Any]] = policy.get("executionClasses") or {"": {}}
         self._tenants = policy.get("tenants") or {}
+        self.tolls.learn(policy, now)
         before, self.classes = self.classes, {}
         for name, numbers in said.items():
             self.classes[name] = before.get(name) or ExecutionClass(name, self._on_stir)
@@ -266,6 +270,7 @@ class Book:
     def _tell(self, account: Account) -> None:
         said = self._tenants.get(account.tenant) or {}
         account.limit(said.get("weight") or 1, said.get("inflight") or UNLIMITED)
+        account.tolls = self.tolls.of(account.tenant, account.klass.name)
 
 
 class Classes:

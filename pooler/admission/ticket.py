@@ -63,8 +63,8 @@ class Ticket:
     """
 
     __slots__ = (
-        "account", "deadline", "granted", "holder", "next_account", "promised", "queued_at", "refused",
-        "session", "state",
+        "account", "deadline", "granted", "has_entered", "holder", "is_prepaid", "next_account", "promised",
+        "queued_at", "refused", "session", "state", "toll",
     )
 
     def __init__(
@@ -78,6 +78,9 @@ class Ticket:
         self.holder = holder
         self.session: Any = None
         self.promised: Any = None  # the session that its holder was told of: it gets that if it can be had
+        self.toll: Any = None  # whose tokens it waits for, before it is queued
+        self.is_prepaid = False  # its next use goes on with what was paid for
+        self.has_entered = False  # some use of it was paid for: its connection is not charged again
         self.queued_at = 0.0
         self.deadline = float("inf")
         self.state = TicketState.REQUEST_RELEASED

@@ -75,7 +75,7 @@ _SPECS: Final = {
     "classes": "database:t class:t permits:i allotted:i executing:i waiting:i max_queue:i oldest_wait_ms:l "
     "refused:l worker:t",
     "tenants": "database:t tenant:t class:t weight:i inflight:i executing:i waiting:i served:l refused:l "
-    "worker:t",
+    "worker:t rate:n burst:n tokens:n admitted_cost:n refused_cost:n",
     "tickets": "database:t user:t ticket:t state:t client:t tenant:t class:t waited_ms:l executing_ms:l "
     "permit:t pid:i worker:t",
     "waiters": "database:t user:t client:t application_name:t tenant:t class:t position:i waited_ms:l "

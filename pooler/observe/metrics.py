@@ -206,6 +206,18 @@ def _worker_metrics(worker: WorkerStatistics) -> Iterator[Metric]:
     yield _by("ledger_reachable", "1 while it answers.", "ledger", reachable, GaugeMetricFamily)
     yield _by("permits_refused", "Permits refused.", "reason", worker.permits_refused, CounterMetricFamily)
     yield _by("logins_refused", "Clients refused.", "reason", worker.logins_refused, CounterMetricFamily)
+    yield from _tenant_costs(worker)
+
+
+def _tenant_costs(worker: WorkerStatistics) -> Iterator[Metric]:
+    """Of tenants that the policy gives a bucket."""
+    for word, text, costs in (
+            ("admitted", "Tokens that requests of a tenant took.", worker.tenants_admitted_cost),
+            ("refused", "Tokens that refused requests asked for.", worker.tenants_refused_cost)):
+        family = CounterMetricFamily(f"pooler_tenant_{word}_cost", text, labels=("ledger", "tenant"))
+        for (ledger, tenant), cost in costs.items():
+            family.add_metric((ledger, tenant), cost)
+        yield family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

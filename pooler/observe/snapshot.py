@@ -204,3 +204,5 @@ class WorkerStatistics:
     permits_refused: Mapping[str, int] = field(default_factory=dict)  # by reason
     permits_gone: int = 0
     permits_unknown: int = 0
+    tenants_admitted_cost: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (ledger, tenant)
+    tenants_refused_cost: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from pooler.pool.cut_off import CutOff
 from pooler.pool.gate import Gates
 from pooler.pool.permits import Permits
 from pooler.pool.places import UserPlaces
+from pooler.pool.tollgate import TollGate
 from pooler.relay.reactor import Reactor
 from pooler.wire.parameters import ParameterSet
 from pooler.wire.prepared import Statements
@@ -51,6 +52,7 @@ class Parts:
     cut_off: CutOff = field(default_factory=CutOff)
     places: UserPlaces = field(default_factory=UserPlaces)
     classes: Classes = field(init=False)
+    tollgate: TollGate = field(init=False)
     names: Names = None  # type: ignore[assignment]  # serves clients that name their transactions
     tickets: int = 0
     servers: dict[ServerConn, int] = field(default_factory=dict)  # and its number in SHOW SERVERS
@@ -58,4 +60,5 @@ class Parts:
 
     def __post_init__(self) -> None:
         """Who lacked room in his class is served behind the events that freed it."""
+        self.tollgate = TollGate(self.nursery)
         self.classes = Classes(lambda: self.reactor.at_end(lambda: self.classes.settle(monotonic())))

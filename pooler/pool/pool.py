@@ -113,6 +113,24 @@ class Pool:
 
         One that does not even wait then was refused at once: `why_refused` says why; it is not called.
         """
+        if ticket.account.tolls:
+            self.refused = self.parts.tollgate.admit(self, ticket)
+            if self.refused is not None:
+                ticket.end(TicketState.REJECTED)
+                return None
+            if ticket.toll is not None:
+                return None
+        return self._ask(ticket)
+
+    def enter(self, ticket: Ticket) -> None:
+        """One that waited for tokens has paid: it is served, queued or refused, and called."""
+        session = self._ask(ticket)
+        if session is not None:
+            ticket.granted(session)
+        elif ticket.state is not QUEUED:
+            ticket.refused(self.why_refused)
+
+    def _ask(self, ticket: Ticket) -> ServerConn | None:
         session = self.core.request(ticket)
         self.assignments += 1
         if session is None:
@@ -158,6 +176,8 @@ class Pool:
 
     def withdraw(self, ticket: Ticket) -> bool:
         """End a wait. False if the ticket does not wait: it has a session, or ended already."""
+        if ticket.toll is not None:
+            ticket.toll.forget(ticket)
         return self.core.withdraw(ticket, TicketState.CANCELLED)
 
     def state_left(self, residue: int) -> None:
@@ -194,7 +214,7 @@ class Pool:
 
     def refuse_waiting(self, error: PoolerError) -> None:
         """Answer everybody who waits."""
-        for ticket in self.core.reject_all():
+        for ticket in (*self.core.reject_all(), *self.parts.tollgate.reject_all(self)):
             ticket.refused(error)
 
     def adopt(self, opened: OpenSession) -> ServerConn:

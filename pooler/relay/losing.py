@@ -27,6 +27,7 @@ def session_lost(client: ClientConn, server: ServerConn, fatal: bytes) -> None:
     if client.fitting and not is_used:  # it has seen nothing of it: another session will do, but not for ever
         client.fitting, client.refits = False, client.refits + 1
         if client.refits <= REFITS_MAX:
+            client.ticket.is_prepaid = True
             client.resume_elsewhere()
         else:
             client.break_off("08006", "session after session ended as it was given this client's settings")

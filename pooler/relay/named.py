@@ -102,6 +102,7 @@ class Named:
             self._refuse(self._refused_by(answer))
         else:
             self.names.waiting[self.key] = self
+            client.ticket.is_prepaid = bool(answer.get("joined"))  # its first try has paid
             self.ask_for_session()
 
     async def begin(self, server: ServerConn) -> None:
@@ -165,6 +166,7 @@ class Named:
             client.break_off("08006", "session after session ended before anything was sent to it")
             return
         client.ticket.start(monotonic(), client.ticket.deadline)
+        client.ticket.is_prepaid = True
         self.ask_for_session()
 
     def _run(self, server: ServerConn) -> None:

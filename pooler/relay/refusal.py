@@ -42,7 +42,9 @@ def hint_for(client: ClientConn, error: Exception) -> str:
     pool = client.pool
     if not situation or pool.parts.as_pgbouncer or own:
         return ""
-    return hint(situation, delay_ms(len(pool.core.waiting), pool.parts.random.random()), client.ticket_id)
+    known: int = getattr(error, "after_ms", 0)  # to the moment; else it depends on the queue
+    after_ms = known or delay_ms(len(pool.core.waiting), pool.parts.random.random())
+    return hint(situation, after_ms, client.ticket_id)
 
 
 def _refusal(client: ClientConn, error: Exception) -> bytes:

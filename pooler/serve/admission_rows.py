@@ -10,6 +10,7 @@ from typing import Any
 from pooler.admission.classes import UNLIMITED, ExecutionClass
 from pooler.admission.foresight import expected_seconds
 from pooler.admission.ticket import Ticket
+from pooler.admission.tolls import Toll
 from pooler.pool.early import sessions_of
 from pooler.pool.pool import Pool
 from pooler.relay.client import ClientConn
@@ -32,14 +33,22 @@ def class_rows(registry: Registry) -> Iterator[Row]:
 
 
 def tenant_rows(registry: Registry) -> Iterator[Row]:
-    """Every tenant that has a client here, in each of its classes."""
+    """Every tenant that has a client here, in each of its classes; its bucket is one for all of them."""
+    now = monotonic()
     for db, book in registry.parts.classes.all().items():
         for account in book.accounts():
             yield {
                 "database": db, "tenant": account.tenant, "class": account.klass.name,
                 "weight": account.weight, "inflight": _limit(account.inflight_max),
                 "executing": account.executing, "waiting": account.waiting, "served": account.served,
-                "refused": account.refused}
+                "refused": account.refused, **_bucket(book.tolls.of_tenant(account.tenant), now)}
+
+
+def _bucket(toll: Toll | None, now: float) -> Row:
+    if toll is None:
+        return dict.fromkeys(("rate", "burst", "tokens", "admitted_cost", "refused_cost"))
+    return {"rate": toll.bucket.rate, "burst": toll.bucket.burst, "tokens": round(toll.level(now), 3),
+            "admitted_cost": toll.admitted_cost, "refused_cost": toll.refused_cost}
 
 
 def waiter_rows(registry: Registry) -> Iterator[Row]:
@@ -50,13 +59,15 @@ def waiter_rows(registry: Registry) -> Iterator[Row]:
         for ticket in pool.core.waiting:
             ahead[ticket.account.klass] += 1
             yield _waiter(pool, ticket, ahead[ticket.account.klass], now)
+        for ticket in registry.parts.tollgate.waiting(pool):
+            yield _waiter(pool, ticket, 1 + list(ticket.toll.line).index(ticket), now)
 
 
 def ticket_rows(registry: Registry) -> Iterator[Row]:
     """Every ticket that waits or executes: of clients, and of what the pooler itself does."""
     now = monotonic()
     for pool in registry.pools.values():
-        for ticket in pool.core.waiting:
+        for ticket in (*pool.core.waiting, *registry.parts.tollgate.waiting(pool)):
             yield _ticket(pool, ticket, None, now)
         for server in pool.core.active:
             held: Ticket | None = getattr(server.client, "ticket", None)
@@ -81,7 +92,8 @@ def _ticket(pool: Pool, ticket: Ticket, server: ServerConn | None, now: float) -
 def _waiter(pool: Pool, ticket: Ticket, position: int, now: float) -> Row:
     account, client = ticket.account, ticket.holder
     known = client if isinstance(client, ClientConn) else None
-    expected = expected_seconds(pool.core.waiting, account, sessions_of(pool), len(pool.core.active), now)
+    expected = ticket.toll.seconds_until(now, position - 1) if ticket.toll is not None else expected_seconds(
+        pool.core.waiting, account, sessions_of(pool), len(pool.core.active), now)
     return {
         "database": pool.plan.name, "user": pool.plan.user, "client": known.address if known else "",
         "application_name": known.application_name if known else "", "tenant": account.tenant,
@@ -93,6 +105,8 @@ def _waiter(pool: Pool, ticket: Ticket, position: int, now: float) -> Row:
 def bound_by(pool: Pool, ticket: Ticket) -> str:
     """In a few words, what a ticket waits for."""
     account, core = ticket.account, pool.core
+    if ticket.toll is not None:
+        return f"{ticket.toll.kind} bucket"
     if core.paused:
         return "paused"
     if core.blocked or pool.parts.cut_off.is_over:

@@ -65,6 +65,8 @@ class Figures:
         registry, ledger = self._registry, self._permits.statistics()
         pools = tuple(pool_statistics(pool) for pool in registry.pools.values())
         views = self._permits.ledgers
+        tolls = {(db, toll.name): toll for db, book in registry.parts.classes.all().items()
+                 for toll in book.tolls.tenants()}
         return s.WorkerStatistics(
             worker=str(self._index), version=VERSION, started_at_us=_clock_us(self._started_at),
             state=self.state(), pools=pools,
@@ -79,7 +81,9 @@ class Figures:
             policy_generations={db: view.policy_generation for db, view in views.items()},
             permits=ledger.held, permits_granted=ledger.granted_total,
             permits_refused=ledger.refused_total, permits_gone=ledger.permits_gone_total,
-            permits_unknown=ledger.unknown_total)
+            permits_unknown=ledger.unknown_total,
+            tenants_admitted_cost={key: toll.admitted_cost for key, toll in tolls.items()},
+            tenants_refused_cost={key: toll.refused_cost for key, toll in tolls.items()})
 
     def state(self) -> str:
         """active, paused, suspended or draining."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 
 from coordinator.ledger.record import Permit
 from pooler.console.session import Interrupt
@@ -173,7 +174,8 @@ class Registry:
         """Tell the pools of this ledger what epoch it is. Pools that were stopped stay so."""
         if self.stopping:
             return
-        self.parts.classes.of(view.db).learn(view.policy)
+        if self.parts.classes.of(view.db).learn(view.policy, monotonic()):
+            self.parts.tollgate.stir()
         for pool in self.pools.values():
             if pool.plan.ledger == view.db:
                 steering.ledger_changed(pool, view)

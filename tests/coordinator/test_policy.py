@@ -62,6 +62,35 @@ def test_a_text_that_is_no_yaml_is_refused_by_line_with_the_cure() -> None:
         load_policy("schema: dbAdmissionPolicy.v1\ntenants:\n\ta: {}\n")
 
 
+def test_a_bucket_is_told_to_workers_as_it_is_in_effect_and_where_there_is_none_nothing() -> None:
+    policy, _ = load_policy("""
+schema: dbAdmissionPolicy.v1
+database: shop/write
+generation: 1
+serverSessionPermits: 10
+adminReserve: 1
+executionClasses:
+  quick: {permits: 5, maxQueue: 10}
+  batch: {permits: 5, maxQueue: 10, bucket: {rate: 0.5, burst: 2, per: connection, startFull: false}}
+tenants: {acme: {bucket: {rate: 2, burst: 3, cost: 1.5, mode: reject}}}
+fairness: weighted-deficit-v2
+""")
+    told = policy.for_workers()
+    assert "bucket" not in told["executionClasses"]["quick"]
+    assert told["executionClasses"]["batch"]["bucket"] == {
+        "rate": 0.5, "burst": 2.0, "cost": 1.0, "mode": "delay", "per": "connection", "startFull": False}
+    assert told["tenants"]["acme"]["bucket"] == {
+        "rate": 2.0, "burst": 3.0, "cost": 1.5, "mode": "reject", "per": "transaction", "startFull": True}
+
+
+@pytest.mark.parametrize(("given", "fault"), [
+    ("startFull: 1", "bucket.startFull: 1 is not true or false"),
+    ("per: query", "bucket.per: 'query' is not one")])
+def test_a_wrong_word_of_a_bucket_is_named(given: str, fault: str) -> None:
+    with pytest.raises(PolicyRefused, match=fault):
+        load_policy(f"tenants: {{acme: {{bucket: {{rate: 1, burst: 1, {given}}}}}}}\n")
+
+
 def test_every_fault_is_named_at_once_with_its_path() -> None:
     with pytest.raises(PolicyRefused) as refused:
         load_policy(

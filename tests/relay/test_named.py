@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from coordinator.ledger.keys import FleetKeys
 from coordinator.ledger.record import Permit
-from coordinator.ledger.tickets import Begin, End, NamedTicket, Outcome, Refused, Register, TicketState
+from coordinator.ledger.tickets import Begin, End, NamedTicket, Outcome, Refused, Register, TicketState, Write
 from coordinator.link import LinkRefused
 from coordinator.store.memory import MemoryStore
 from coordinator.tickets import Tickets
@@ -49,7 +50,8 @@ class Ledger:
             assert done.ticket is not None
             return {"refused": str(done.why), "owner": done.ticket.owner, "host": "host",
                     "state": str(done.ticket.state), "outcome": str(done.ticket.outcome)}
-        return {"attempt": done.ticket.attempt}
+        joined = isinstance(done, Write) and done.moved_from is not None
+        return {"attempt": done.ticket.attempt, "joined": joined}
 
     async def begin_ticket(
         self, db: str, ticket_id: str, attempt: int, permit: Permit, pid: int
@@ -142,6 +144,29 @@ async def test_a_second_registration_ends_the_first_wait() -> None:
         assert (await on.settle(second)).endswith("Z:I")
         assert (await on.ledger.stands()).attempt == 2
         on.world.check_idle()
+
+
+async def test_a_retry_that_takes_the_place_of_the_first_pays_nothing_a_later_one_pays() -> None:
+    async with stage() as on:
+        bucket = {"rate": 0.001, "burst": 2.0, "mode": "reject"}
+        on.world.pool.book.learn({"generation": 1, "executionClasses": {"x": {}},
+                                  "tenants": {"a": {"bucket": bucket}}}, monotonic())
+        toll = on.world.pool.book.tolls.of_tenant("a")
+        assert toll is not None
+        busy, first, second = on.world.client(), on.client(), on.client()
+        for each in (first, second):
+            each.conn.tenant = "a"
+            each.conn.identify()
+        await on.say(busy, "begin")
+        assert await on.say(first, "select 1") == ""
+        assert await on.say(second, "select 1") == ""
+        on.names.moved({"db": "db/write", "id": "pay", "attempt": 1})
+        assert await on.settle(first) == "E:57014 Z:I"
+        assert toll.admitted_cost == 1.0
+        await on.say(busy, "commit")
+        assert (await on.settle(second)).endswith("Z:I")
+        assert (await on.say(second, "select 2")).endswith("Z:I")
+        assert toll.admitted_cost == 2.0
 
 
 async def test_who_was_moved_and_not_told_hears_it_as_it_begins_and_its_session_goes_back_unused() -> None:

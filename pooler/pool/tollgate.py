@@ -1,0 +1,154 @@
+"""Where requests pay before they are queued: refused at once, delayed until tokens are there, or let by.
+
+Nothing here is on the path of a client whose tenant and class have no bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import trio
+
+from pooler.admission.ticket import Ticket, TicketState
+from pooler.admission.tolls import Toll, lacking, owed, pay
+from pooler.errors import CostAboveBucket, PoolerError, RateLimited
+from pooler.pool.early import count_refused, queue_full
+from pooler.relay.waiting import wait_ended
+
+if TYPE_CHECKING:
+    from pooler.pool.pool import Pool
+
+PAUSE_SECONDS_MIN = 0.001
+
+
+class TollGate:
+    """Of all pools of one worker; the time passes in a task of `nursery`, while somebody waits."""
+
+    def __init__(self, nursery: trio.Nursery, clock: Callable[[], float] = monotonic) -> None:
+        self._nursery, self._clock = nursery, clock
+        self._lines: dict[Toll, None] = {}  # those that have a line
+        self._runs = False
+        self._changed = trio.Event()
+
+    def admit(self, pool: Pool, ticket: Ticket) -> PoolerError | None:
+        """What to refuse a started ticket with. Else it has paid, or waits for tokens (`ticket.toll`) and is
+        called."""
+        now, tolls = ticket.queued_at, owed(ticket)
+        for each in tolls:
+            if each.fits_never():
+                return _refused(ticket, each, CostAboveBucket(_never(ticket, each)))
+        short = lacking(tolls, now) or next((each for each in tolls if each.line), None)
+        if short is None:
+            pay(ticket, tolls, now)
+            return None
+        wait = short.seconds_until(now, len(short.line))
+        klass = ticket.account.klass
+        latest = min(ticket.deadline, now + klass.wait_seconds_max)
+        if (short.terms is not None and not short.terms.delays) or now + wait > latest:
+            return _refused(ticket, short, RateLimited(short_of(ticket, short, now), wait))
+        if klass.waiting + sum(len(each.line) for each in tolls) >= klass.queue_max:
+            return _refused(ticket, short, queue_full(ticket))
+        ticket.deadline = latest
+        self._wait(short, ticket, pool)
+        return None
+
+    def _wait(self, toll: Toll, ticket: Ticket, pool: Pool) -> None:
+        toll.wait(ticket, pool)
+        self._lines[toll] = None
+        if not self._runs:
+            self._runs = True
+            self._nursery.start_soon(self._run)
+
+    def waiting(self, pool: Pool) -> Iterator[Ticket]:
+        """Who waits for tokens, of this pool."""
+        for toll in self._lines:
+            yield from (ticket for ticket, asks in toll.line.items() if asks is pool)
+
+    def end_late(self, pool: Pool, now: float) -> None:
+        """Whose budget is over without tokens."""
+        for ticket in [each for each in self.waiting(pool) if each.deadline <= now]:
+            toll = ticket.toll
+            toll.forget(ticket)
+            error = wait_ended(pool, ticket, now - ticket.queued_at, short_of(ticket, toll, now))
+            ticket.end(TicketState.QUEUE_EXPIRED)
+            ticket.refused(_refused(ticket, toll, error))
+
+    def reject_all(self, pool: Pool) -> list[Ticket]:
+        """Everybody of this pool: ended here; the caller tells their holders."""
+        rejected = list(self.waiting(pool))
+        for ticket in rejected:
+            ticket.toll.forget(ticket)
+            ticket.end(TicketState.REJECTED)
+        return rejected
+
+    def stir(self) -> None:
+        """A policy changed what is there."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _run(self) -> None:
+        """Until nobody waits."""
+        try:
+            while self._lines:
+                now = self._clock()
+                pause = min(toll.seconds_until(now) for toll in self._lines)
+                with trio.move_on_after(max(PAUSE_SECONDS_MIN, pause)):
+                    await self._changed.wait()
+                self.release(self._clock())
+        finally:
+            self._runs = False
+
+    def release(self, now: float) -> None:
+        """Let everybody by whose tokens are there."""
+        for toll in list(self._lines):
+            while toll.line and not toll.is_short(now):
+                ticket, pool = next(iter(toll.line.items()))
+                toll.forget(ticket)
+                self._let_by(pool, ticket, now)
+            if not toll.line:
+                self._lines.pop(toll, None)
+
+    def _let_by(self, pool: Pool, ticket: Ticket, now: float) -> None:
+        tolls = owed(ticket)
+        short = lacking(tolls, now)
+        if short is None:
+            pay(ticket, tolls, now)
+            ticket.queued_at = now  # what the pool may grant is decided by it; its deadline stays
+            pool.enter(ticket)
+        elif short.terms is not None and short.terms.delays:
+            self._wait(short, ticket, pool)
+        else:
+            error = RateLimited(short_of(ticket, short, now), short.seconds_until(now))
+            ticket.end(TicketState.REJECTED)
+            ticket.refused(_refused(ticket, short, error))
+
+
+def _refused(ticket: Ticket, toll: Toll, error: PoolerError) -> PoolerError:
+    toll.refuse()
+    count_refused(ticket)
+    return error
+
+
+def _whose(ticket: Ticket, toll: Toll) -> str:
+    account = ticket.account
+    other = f'class "{account.klass.name}"' if toll.kind == "tenant" else f'tenant "{account.tenant}"'
+    return f'{toll.kind} "{toll.name}" ({other})'
+
+
+def _what(toll: Toll) -> str:
+    return "connection" if toll.terms is not None and toll.terms.per_connection else "transaction"
+
+
+def short_of(ticket: Ticket, toll: Toll, now: float) -> str:
+    """What there is of what this ticket has to pay."""
+    waiting = f", and {len(toll.line)} wait for them" if toll.line else ""
+    return (f"rate limit of {_whose(ticket, toll)}: a {_what(toll)} costs {toll.cost:g}, and of its "
+            f"{toll.bucket.burst:g} tokens {toll.level(now):.3g} are there ({toll.bucket.rate:g} come in a "
+            f"second{waiting})")
+
+
+def _never(ticket: Ticket, toll: Toll) -> str:
+    return (f"a {_what(toll)} of {_whose(ticket, toll)} costs {toll.cost:g}, and its bucket never holds more "
+            f"than {toll.bucket.burst:g}")
