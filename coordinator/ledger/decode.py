@@ -27,6 +27,7 @@ FAMILIES = {
     "receipt": "what was answered to a reservation",
     "want": "who waits for a session that another host has",
     "exec": "how many tickets of a class a worker may execute; `raise`: moves when it may more",
+    "bucket": "which part of a token bucket a worker has; `pool`: what none has",
     "demand": "what a host's queues want to execute",
     "worker": "a live worker or command",
     "worker-exit": "a process that is known dead",

@@ -220,6 +220,18 @@ class DbKeys:
         """Moves with every raise that this class's permits are given in: of two raises one fails."""
         return self.share(execution_class, "raise")
 
+    def buckets(self) -> str:
+        """Token buckets, of every tenant and class."""
+        return f"{self.root}bucket/{self.db}/"
+
+    def bucket(self, bucket: str, boot_id: str) -> str:
+        """What a worker has of a bucket: `tenant=NAME` or `class=NAME`."""
+        return f"{self.buckets()}{quote(bucket, safe='=')}/{boot_id}"
+
+    def bucket_pool(self, bucket: str) -> str:
+        """What no worker has of it."""
+        return self.bucket(bucket, "pool")
+
     def demands(self) -> str:
         return f"{self.root}demand/{self.db}/"
 

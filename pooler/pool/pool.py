@@ -120,17 +120,6 @@ class Pool:
                 return None
             if ticket.toll is not None:
                 return None
-        return self._ask(ticket)
-
-    def enter(self, ticket: Ticket) -> None:
-        """One that waited for tokens has paid: it is served, queued or refused, and called."""
-        session = self._ask(ticket)
-        if session is not None:
-            ticket.granted(session)
-        elif ticket.state is not QUEUED:
-            ticket.refused(self.why_refused)
-
-    def _ask(self, ticket: Ticket) -> ServerConn | None:
         session = self.core.request(ticket)
         self.assignments += 1
         if session is None:
@@ -148,6 +137,16 @@ class Pool:
             if self.core.idle or self.core.opening < self.core.opening_max:  # else all are on their way
                 self.grow()
         return session
+
+    def enter(self, ticket: Ticket) -> None:
+        """One that waited for tokens has paid: it is served, queued or refused, and called."""
+        ticket.is_prepaid = True
+        session = self.request(ticket)
+        ticket.is_prepaid = False
+        if session is not None:
+            ticket.granted(session)
+        elif ticket.state is not QUEUED:
+            ticket.refused(self.why_refused)
 
     @property
     def why_refused(self) -> PoolerError:

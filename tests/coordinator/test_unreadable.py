@@ -46,11 +46,12 @@ OF_ONE: dict[str, str] = {
     "policy": KEYS.policy(1), "session": KEYS.session(Kind.MAIN, 0), "seat": KEYS.seat("app", "app", 0),
     "receipt": KEYS.receipt("r"), "want": KEYS.want("r"), "ticket": KEYS.ticket("t"),
     "share": KEYS.share("interactive", "x"), "raised": KEYS.raised("interactive"), "demand": KEYS.demand("x"),
+    "bucket": KEYS.bucket("tenant=a", "x"), "bucket_pool": KEYS.bucket_pool("tenant=a"),
 }
 NO_KEYS = {"db", "under", "root", "database"} | {  # of no single key: ranges, and what others are made of
     "workers", "worker_exits", "reaches", "ordinals", "claims", "every_session", "operators", "growth_stops",
     "ledgers", "epochs", "database_of", "shadows", "policies", "sessions", "all_seats", "seats", "receipts",
-    "wants", "tickets", "every_ticket", "shares", "demands"}
+    "wants", "tickets", "every_ticket", "shares", "demands", "buckets"}
 
 
 def test_every_kind_of_key_is_tried() -> None:
