@@ -22,7 +22,7 @@ def end_late_waits(pool: Pool, now: float) -> None:
     answered."""
     for ticket in pool.core.expired(now) if pool.core.waiting else ():
         ticket.refused(wait_ended(pool, ticket, now - ticket.queued_at, why_waits(pool, ticket)))
-    pool.parts.tollgate.end_late(pool, now)
+    pool.parts.tollgate.end_late(now)
 
 
 def why_waits(pool: Pool, ticket: Ticket) -> str:

@@ -6,6 +6,7 @@ Nothing here is on the path of a client whose tenant and class have no bucket.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ class TollGate:
         self._nursery, self._clock = nursery, clock
         self._lines: dict[Toll, None] = {}  # those that have a line
         self._runs = False
+        self._late_at = inf  # nobody's budget is over before
         self._changed = trio.Event()
 
     def admit(self, pool: Pool, ticket: Ticket) -> PoolerError | None:
@@ -57,27 +59,35 @@ class TollGate:
     def _wait(self, toll: Toll, ticket: Ticket, pool: Pool) -> None:
         toll.wait(ticket, pool)
         self._lines[toll] = None
+        self._late_at = min(self._late_at, ticket.deadline)
         if not self._runs:
             self._runs = True
             self._nursery.start_soon(self._run)
 
-    def waiting(self, pool: Pool) -> Iterator[Ticket]:
-        """Who waits for tokens, of this pool."""
+    def waiting(self, pool: Pool) -> Iterator[tuple[Ticket, int]]:
+        """Who waits for tokens, of this pool, and as the how manyth of his line."""
         for toll in self._lines:
-            yield from (ticket for ticket, asks in toll.line.items() if asks is pool)
+            yield from ((ticket, position) for position, (ticket, asks) in enumerate(toll.line.items(), 1)
+                        if asks is pool)
 
-    def end_late(self, pool: Pool, now: float) -> None:
-        """Whose budget is over without tokens."""
-        for ticket in [each for each in self.waiting(pool) if each.deadline <= now]:
-            toll = ticket.toll
+    def end_late(self, now: float) -> None:
+        """Whose budget is over without tokens, of all pools. Looks at nobody before the first may be late."""
+        if now < self._late_at:
+            return
+        late = [(toll, ticket, pool) for toll in self._lines for ticket, pool in toll.line.items()
+                if ticket.deadline <= now]
+        for toll, ticket, pool in late:
+            if ticket.toll is not toll:
+                continue  # what one was told made another leave
             toll.forget(ticket)
             error = wait_ended(pool, ticket, now - ticket.queued_at, short_of(ticket, toll, now))
             ticket.end(TicketState.QUEUE_EXPIRED)
             ticket.refused(_refused(ticket, toll, error))
+        self._late_at = min((ticket.deadline for toll in self._lines for ticket in toll.line), default=inf)
 
     def reject_all(self, pool: Pool) -> list[Ticket]:
         """Everybody of this pool: ended here; the caller tells their holders."""
-        rejected = list(self.waiting(pool))
+        rejected = [ticket for ticket, _ in self.waiting(pool)]
         for ticket in rejected:
             ticket.toll.forget(ticket)
             ticket.end(TicketState.REJECTED)
@@ -103,7 +113,7 @@ class TollGate:
     def release(self, now: float) -> None:
         """Let everybody by whose tokens are there."""
         for toll in list(self._lines):
-            while toll.line and not toll.is_short(now):
+            while toll.line and (toll.fits_never() or not toll.is_short(now)):
                 ticket, pool = next(iter(toll.line.items()))
                 toll.forget(ticket)
                 self._let_by(pool, ticket, now)
@@ -113,7 +123,11 @@ class TollGate:
     def _let_by(self, pool: Pool, ticket: Ticket, now: float) -> None:
         tolls = owed(ticket)
         short = lacking(tolls, now)
-        if short is None:
+        never = next((each for each in tolls if each.fits_never()), None)
+        if never is not None:  # a policy made it so meanwhile
+            ticket.end(TicketState.REJECTED)
+            ticket.refused(_refused(ticket, never, CostAboveBucket(_never(ticket, never))))
+        elif short is None:
             pay(ticket, tolls, now)
             ticket.queued_at = now  # what the pool may grant is decided by it; its deadline stays
             pool.enter(ticket)

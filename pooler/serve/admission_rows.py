@@ -59,15 +59,15 @@ def waiter_rows(registry: Registry) -> Iterator[Row]:
         for ticket in pool.core.waiting:
             ahead[ticket.account.klass] += 1
             yield _waiter(pool, ticket, ahead[ticket.account.klass], now)
-        for ticket in registry.parts.tollgate.waiting(pool):
-            yield _waiter(pool, ticket, 1 + list(ticket.toll.line).index(ticket), now)
+        for ticket, position in registry.parts.tollgate.waiting(pool):
+            yield _waiter(pool, ticket, position, now)
 
 
 def ticket_rows(registry: Registry) -> Iterator[Row]:
     """Every ticket that waits or executes: of clients, and of what the pooler itself does."""
     now = monotonic()
     for pool in registry.pools.values():
-        for ticket in (*pool.core.waiting, *registry.parts.tollgate.waiting(pool)):
+        for ticket in (*pool.core.waiting, *(each for each, _ in registry.parts.tollgate.waiting(pool))):
             yield _ticket(pool, ticket, None, now)
         for server in pool.core.active:
             held: Ticket | None = getattr(server.client, "ticket", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -103,3 +103,12 @@ def test_every_name_is_the_poolers_and_labels_are_escaped() -> None:
     found = families(WorkerStatistics(worker="w0", version="1", started_at_us=0, pools=(odd,)))
     assert all(name.startswith("pooler_") for name in found)
     assert value(found, "pooler_pool_clients", "pooler_pool_clients", database='a"b\\c\n', state="idle") == 0
+
+
+def test_what_tenants_with_a_bucket_took_and_were_refused_is_counted_by_ledger() -> None:
+    found = families(replace(worker(), tenants_admitted_cost={("shop/write", "a"): 3.0},
+                             tenants_refused_cost={("shop/write", "a"): 1.5}))
+    labels = {"ledger": "shop/write", "tenant": "a"}
+    for word, cost in (("admitted", 3.0), ("refused", 1.5)):
+        name = f"pooler_tenant_{word}_cost"
+        assert value(found, name, name + "_total", **labels) == cost

@@ -220,6 +220,39 @@ def test_where_the_policy_has_no_bucket_any_more_nobody_waits_for_it() -> None:
         assert waits.kinds.endswith("Z:I")
 
 
+def test_where_the_policy_makes_it_too_dear_meanwhile_whoever_waits_is_told_so() -> None:
+    with world() as w:
+        learn(w, bucket(mode="delay", burst=1.0, rate=0.05))
+        assert says(w, client(w)) == ["Z:I"]
+        waits = client(w)
+        assert says(w, waits) == [""]
+        learn(w, bucket(mode="delay", burst=1.0, rate=0.05, cost=2.0), generation=2)
+        w.parts.tollgate.release(monotonic())
+        w.settle()
+        assert waits.kinds == "E:54000 Z:I"
+
+
+def test_who_waits_for_the_tokens_of_his_class_waits_for_his_own_again_if_those_were_taken() -> None:
+    with world() as w:
+        delays = bucket(mode="delay", burst=1.0, rate=0.05)
+        learn(w, delays, delays)
+        klass = w.pool.book.account("b", "batch").tolls[0]
+        assert says(w, client(w, "b")) == ["Z:I"]
+        first, second = client(w), client(w)
+        assert says(w, first) + says(w, second) == ["", ""]
+        assert [each.conn.ticket.toll for each in (first, second)] == [klass, klass]
+        klass.bucket.add(1.0, monotonic())
+        w.parts.tollgate.release(monotonic())
+        w.settle()
+        assert first.kinds.endswith("Z:I")
+        klass.bucket.add(1.0, monotonic())
+        w.parts.tollgate.release(monotonic())
+        assert second.conn.ticket.toll is toll_of(w)
+        fill(w, 1.0, monotonic())
+        assert second.kinds.endswith("Z:I")
+        assert toll_of(w).admitted_cost == 2.0
+
+
 def test_who_has_paid_and_finds_no_session_waits_in_the_queue_and_is_not_charged_again() -> None:
     with world() as w:
         learn(w, bucket(mode="delay", burst=2.0, rate=0.05), permits=1)
