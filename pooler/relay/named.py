@@ -8,6 +8,7 @@ began under it; one that was refused, or left the queue, is kept for the next tr
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import suppress
 from enum import Enum
 from time import monotonic
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pooler.relay.server import ServerConn
 
 ANSWER_SECONDS_MAX = 5.0  # for a registration whose client is gone, and for the beginning of a transaction
+PAID_MAX = 256  # tries whose place was taken and not registered again here
 WAIT_SECONDS_MAX: Final = 23 * 3600.0  # less than the ledger remembers who waits
 
 
@@ -102,7 +104,8 @@ class Named:
             self._refuse(self._refused_by(answer))
         else:
             self.names.waiting[self.key] = self
-            client.ticket.is_prepaid = bool(answer.get("joined"))  # its first try has paid
+            client.ticket.is_prepaid = bool(answer.get("joined")) and self.names.has_paid(
+                (self.db, self.id, self.attempt - 1))
             self.ask_for_session()
 
     async def begin(self, server: ServerConn) -> None:
@@ -335,6 +338,7 @@ class Names:
         self.ledger = ledger
         self.nursery = nursery
         self.waiting: dict[tuple[str, str, int], Named] = {}  # registered, and not over
+        self._paid: OrderedDict[tuple[str, str, int], None] = OrderedDict()  # lost its place, and had paid
 
     def ask(self, client: ClientConn, data: bytes) -> bytes:
         """A client that has named what comes wants a session. → nothing: all waits."""
@@ -356,7 +360,21 @@ class Names:
         """The coordinator says that a later registration took this one's place."""
         named = self.waiting.get((args["db"], args["id"], args["attempt"]))
         if named is not None and named.phase is Phase.QUEUED and named.client.ticket.waiting:
+            if named.client.ticket.toll is None:
+                self._paid[named.key] = None
+                while len(self._paid) > PAID_MAX:
+                    self._paid.popitem(last=False)
             named.moved()
+
+    def has_paid(self, key: tuple[str, str, int]) -> bool:
+        """Whether this try, whose place another takes, had its tokens from this worker. A try that stood in
+        the ledger as waiting may have been refused, or wait for tokens."""
+        if key in self._paid:
+            del self._paid[key]
+            return True
+        first = self.waiting.get(key)
+        return (first is not None and first.phase is Phase.QUEUED and first.client.ticket.waiting
+                and first.client.ticket.toll is None)
 
 
 def _refuse(client: Any, error: Exception) -> None:

@@ -146,7 +146,8 @@ async def test_a_second_registration_ends_the_first_wait() -> None:
         on.world.check_idle()
 
 
-async def test_a_retry_that_takes_the_place_of_the_first_pays_nothing_a_later_one_pays() -> None:
+@pytest.mark.parametrize("told", ["before", "after"])
+async def test_a_retry_that_takes_the_place_of_the_first_pays_nothing_a_later_one_pays(told: str) -> None:
     async with stage() as on:
         bucket = {"rate": 0.001, "burst": 2.0, "mode": "reject"}
         on.world.pool.book.learn({"generation": 1, "executionClasses": {"x": {}},
@@ -159,13 +160,42 @@ async def test_a_retry_that_takes_the_place_of_the_first_pays_nothing_a_later_on
             each.conn.identify()
         await on.say(busy, "begin")
         assert await on.say(first, "select 1") == ""
+        if told == "before":
+            on.ledger.hold = "register"
         assert await on.say(second, "select 1") == ""
         on.names.moved({"db": "db/write", "id": "pay", "attempt": 1})
         assert await on.settle(first) == "E:57014 Z:I"
+        on.ledger.go.set()
+        await wait_all_tasks_blocked()
         assert toll.admitted_cost == 1.0
         await on.say(busy, "commit")
         assert (await on.settle(second)).endswith("Z:I")
         assert (await on.say(second, "select 2")).endswith("Z:I")
+        assert toll.admitted_cost == 2.0
+
+
+async def test_a_retry_of_what_waits_for_tokens_or_was_refused_pays_like_anybody() -> None:
+    async with stage() as on:
+        bucket = {"rate": 0.05, "burst": 1.0, "mode": "delay"}
+        on.world.pool.book.learn({"generation": 1, "executionClasses": {"x": {}},
+                                  "tenants": {"a": {"bucket": bucket}}}, monotonic())
+        toll = on.world.pool.book.tolls.of_tenant("a")
+        assert toll is not None
+        toll.pay(monotonic())
+        first, second = on.client(), on.client()
+        for each in (first, second):
+            each.conn.tenant = "a"
+            each.conn.identify()
+        assert await on.say(first, "select 1") == ""
+        assert first.conn.ticket.toll is toll
+        assert await on.say(second, "select 1") == ""
+        assert second.conn.ticket.toll is toll
+        on.names.moved({"db": "db/write", "id": "pay", "attempt": 1})
+        assert await on.settle(first) == "E:57014 Z:I"
+        assert list(toll.line) == [second.conn.ticket]
+        toll.bucket.add(1.0, monotonic())
+        on.world.parts.tollgate.release(monotonic())
+        assert (await on.settle(second)).endswith("Z:I")
         assert toll.admitted_cost == 2.0
 
 
