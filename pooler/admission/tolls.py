@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pooler.admission.token_bucket import TokenBucket
+from pooler.admission.token_bucket import Taken, TokenBucket
 
 if TYPE_CHECKING:
     from pooler.admission.ticket import Ticket
@@ -78,8 +78,7 @@ class Toll:
 
     def pay(self, now: float) -> None:
         """One passes: the tokens must be there."""
-        if self.terms is not None:
-            self.bucket.take(self.terms.cost, now)
+        if self.terms is not None and self.bucket.take(self.terms.cost, now) is Taken.ADMITTED:
             self.admitted_cost += self.terms.cost
 
     def refuse(self) -> None:

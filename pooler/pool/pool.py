@@ -136,13 +136,13 @@ class Pool:
                 self.refused = None
             if self.core.idle or self.core.opening < self.core.opening_max:  # else all are on their way
                 self.grow()
+        if ticket.account.tolls and ticket.state is not TicketState.REJECTED:
+            self.parts.tollgate.pay(ticket)
         return session
 
     def enter(self, ticket: Ticket) -> None:
-        """One that waited for tokens has paid: it is served, queued or refused, and called."""
-        ticket.is_prepaid = True
+        """One that waited for tokens may pass: it is served, queued or refused, and called."""
         session = self.request(ticket)
-        ticket.is_prepaid = False
         if session is not None:
             ticket.granted(session)
         elif ticket.state is not QUEUED:

@@ -31,19 +31,22 @@ class TollGate:
         self._nursery, self._clock = nursery, clock
         self._lines: dict[Toll, None] = {}  # those that have a line
         self._runs = False
+        self._passing: Ticket | None = None  # whose tokens are there, ahead of those behind it
         self._late_at = inf  # nobody's budget is over before
         self._changed = trio.Event()
 
     def admit(self, pool: Pool, ticket: Ticket) -> PoolerError | None:
-        """What to refuse a started ticket with. Else it has paid, or waits for tokens (`ticket.toll`) and is
-        called."""
+        """What to refuse a started ticket with. Else it waits for tokens (`ticket.toll`) and is called, or it
+        may be queued, and is to `pay` once it is."""
+        if ticket is self._passing:
+            self._passing = None  # this once
+            return None
         now, tolls = ticket.queued_at, owed(ticket)
         for each in tolls:
             if each.fits_never():
                 return _refused(ticket, each, CostAboveBucket(_never(ticket, each)))
         short = lacking(tolls, now) or next((each for each in tolls if each.line), None)
         if short is None:
-            pay(ticket, tolls, now)
             return None
         wait = short.seconds_until(now, len(short.line))
         klass = ticket.account.klass
@@ -55,6 +58,10 @@ class TollGate:
         ticket.deadline = latest
         self._wait(short, ticket, pool)
         return None
+
+    def pay(self, ticket: Ticket) -> None:
+        """It was admitted, and is queued or has a session: what is refused takes nothing."""
+        pay(ticket, owed(ticket), ticket.queued_at)
 
     def _wait(self, toll: Toll, ticket: Ticket, pool: Pool) -> None:
         toll.wait(ticket, pool)
@@ -128,9 +135,10 @@ class TollGate:
             ticket.end(TicketState.REJECTED)
             ticket.refused(_refused(ticket, never, CostAboveBucket(_never(ticket, never))))
         elif short is None:
-            pay(ticket, tolls, now)
             ticket.queued_at = now  # what the pool may grant is decided by it; its deadline stays
+            self._passing = ticket
             pool.enter(ticket)
+            self._passing = None
         elif short.terms is not None and short.terms.delays:
             self._wait(short, ticket, pool)
         else:

@@ -232,6 +232,32 @@ def test_where_the_policy_makes_it_too_dear_meanwhile_whoever_waits_is_told_so()
         assert waits.kinds == "E:54000 Z:I"
 
 
+def test_what_a_full_queue_refuses_takes_no_tokens() -> None:
+    with world() as w:
+        learn(w, bucket(), permits=1, maxQueue=0)
+        holder, extra = client(w), client(w)
+        w.say(holder, query("begin"))
+        assert refused(w, extra)["C"] == "53300"
+        assert toll_of(w).admitted_cost == 1.0
+        w.say(holder, query("commit"))
+        assert says(w, extra) == ["Z:I"]
+
+
+def test_who_was_delayed_and_finds_the_queue_full_takes_no_tokens_from_who_is_behind() -> None:
+    with world() as w:
+        learn(w, bucket(mode="delay", burst=1.0, rate=0.05), permits=1, maxQueue=2)
+        holder, first, second = client(w, "b"), client(w), client(w)
+        assert says(w, client(w)) == ["Z:I"]
+        assert says(w, first) + says(w, second) == ["", ""]
+        w.say(holder, query("begin"))
+        w.pool.book.classes["batch"].queue_max = 0
+        fill(w, 1.0, monotonic())
+        assert first.kinds == second.kinds == "E:53300 Z:I"
+        assert toll_of(w).admitted_cost == 1.0
+        w.say(holder, query("commit"))
+        assert says(w, second) == ["Z:I"]
+
+
 def test_who_waits_for_the_tokens_of_his_class_waits_for_his_own_again_if_those_were_taken() -> None:
     with world() as w:
         delays = bucket(mode="delay", burst=1.0, rate=0.05)
