@@ -1,6 +1,6 @@
 """Token buckets as a policy gives them: what requests of a tenant or a class cost, and who waits for them.
 
-A ticket pays once, before it is queued: all that it owes or nothing, and nothing is given back. `reject`
+A ticket pays once, as it is queued: all that it owes or nothing, and nothing is given back. `reject`
 refuses one that the tokens are not there for; `delay` lets it wait, first come, first served, as long as its
 budget and the class's queue allow. Pure: `now` is an argument, in seconds of a monotonic clock.
 """
