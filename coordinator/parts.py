@@ -16,6 +16,7 @@ import trio
 from coordinator import commands, inspect
 from coordinator.alerting import Alerting
 from coordinator.alerts import Alert
+from coordinator.allotting import Allotting
 from coordinator.awaiting import Publishing
 from coordinator.counting import Counting
 from coordinator.deaths import bury_earlier_boots
@@ -108,6 +109,12 @@ class Coordinator:
         self.reconciler.on_event.append(self.freeing.heard)
         self.sharing = Sharing(store, self.keys, self.ledgers, self.views, self.granting.wants)
         self.reconciler.on_event.append(self.sharing.heard)
+        self.allotting = Allotting(store, self.keys, self.ledgers, self.views, self.workers.shares,
+                                   host=spec.host, ttl_seconds=spec.lease_ttl_seconds)
+        self.reconciler.on_event.append(self.allotting.heard)
+        self.workers.shares.leading = lambda: self.election.leading
+        self.workers.shares.lease_id = lambda: self.reach.lease_id
+        self.election.on_holder.append(self.workers.shares.stir)
         self.publishing = Publishing(
             store, self.keys, self.reconciler.backends.waits, host=spec.host,
             lease_id=lambda: self.election.lease_id, ttl_seconds=spec.lease_ttl_seconds)
@@ -145,6 +152,7 @@ class Coordinator:
             for ledger in self.ledgers.values():
                 nursery.start_soon(ledger.run)
             nursery.start_soon(self.granting.run)
+            nursery.start_soon(self.workers.shares.run)
             nursery.start_soon(self.shadowing.run)
             nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.relocating.run)
@@ -167,6 +175,7 @@ class Coordinator:
             nursery.start_soon(self.room.watch, fence)
             nursery.start_soon(self.freeing.lead, fence)
             nursery.start_soon(self.sharing.lead, fence)
+            nursery.start_soon(self.allotting.lead, fence)
             nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.reach.lead)
             nursery.start_soon(self.publishing.lead, fence)
@@ -180,6 +189,7 @@ class Coordinator:
         await self.registry.bury(args["boot_id"], args["how"], args["at_us"])
         self.reconciler.stir()
         self.noting.stir()
+        self.workers.shares.stir()
         return {}
 
     async def status(self, args: Args) -> Args:
