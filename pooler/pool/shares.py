@@ -158,6 +158,8 @@ class Shares:
         held = self._held.get((db, klass.name))
         if held is not None:
             self._give_back(db, klass.name, held)
+            if held.permits is not None and held.kept < held.permits:
+                klass.arm()  # the end of the next transaction is waited for
         self._stir(db)
 
     def _stir(self, *ledgers: str) -> None:
@@ -186,6 +188,8 @@ class Shares:
         now, last = demand_of(book), self._told.get(db, {})
         for klass in book.classes.values():
             klass.arm()
+            if (held := self._held.get((db, klass.name))) is not None:
+                self._give_back(db, klass.name, held)  # what ended since it was armed last
         if now == last:
             return True
         if only_rises and not rises(now, last):

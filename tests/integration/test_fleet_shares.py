@@ -1,5 +1,5 @@
-"""Execution permits over the workers of a fleet: never more than there are, by weight wherever clients are, none
-idle beside one that waits, and nothing written while nothing changes."""
+"""Execution permits over the workers of a fleet: never more than there are, by weight wherever clients are,
+none idle beside one that waits, and nothing written while nothing changes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_two_tenants_on_two_workers_share_the_permits_of_the_fleet_by_weight(
     fleet = make_fleet(postgres_newest, etcd, permits=3 * PERMITS, workers=2, policy=POLICY, tenants=TENANTS,
                        more={"pool": {"default_pool_size": 2 * PERMITS},
                                                      "fleet": {"proxy_protocol_from": []}})
-    wait_until(lambda: allotted(fleet) == [PERMITS // 2] * 2, "all permits are out, even over the workers", 30)
+    wait_until(lambda: allotted(fleet) == [PERMITS // 2] * 2, "all are out, even over the workers", 30)
     with loaded(fleet) as load, psycopg.connect(postgres_newest.dsn(), autocommit=True) as direct:
         server = Executing(postgres_newest, direct)
         load.begin("heavy", 0)
