@@ -1,14 +1,16 @@
 """The leader's passes over execution permits: who gets more, who is to give back, what the gone still had.
 
-A pass reads the shares, the workers, what other hosts want and (where sessions may have become unknown, or a
-worker is gone) the sessions, at one revision; what this host wants is in memory. Nothing is written where all
-is as it should be. The first pass that finds a class without shares gives all of them; not before every
-worker keeps to them: one that does not would neither heed its share nor give any back.
+A pass stands on one reading of the shares, the workers, what other hosts want and (where sessions may have
+become unknown, or a worker is gone) the sessions, made anew when one of them moved; what this host wants is
+in memory. What was read may be old: a write that stands on it only loses. Nothing is written where all is as
+it should be, and a load that moves no permit reads nothing. The first pass that finds a class without shares
+gives all of them; not before every worker keeps to them: one that does not would neither heed its share nor
+give any back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -17,7 +19,7 @@ import trio
 from coordinator.allotment import Moves, moves
 from coordinator.events import Event
 from coordinator.host_shares import HostShares
-from coordinator.ledger.demand import demands_from, together
+from coordinator.ledger.demand import Classes, demands_from, together
 from coordinator.ledger.execution import (
     RAISES_MAX,
     RECALLS_MAX,
@@ -52,24 +54,26 @@ PAUSE_PER_WORK = 4  # however large the ledger is: a fifth of the time at most g
 _log = structlog.get_logger("coordinator.allotting")
 
 
-@dataclass(slots=True)
-class _Watched:
-    """What this leader knows of one ledger."""
-
-    news: trio.Event = field(default_factory=trio.Event)
-    look: bool = True  # at the sessions: what is unknown, or of the gone, may be other than it was
-    unusable: int = 0
-    gone: bool = False  # somebody who is gone has a share
-    strange: frozenset[str] = frozenset()
-
-
 @dataclass(frozen=True, slots=True)
 class _Read:
     """One reading, at one revision."""
 
     shares: Shares
-    demand: Mapping[str, Mapping[str, Mapping[str, int]]]
+    others: Sequence[Classes]  # what every other host wants
     snapshot: LedgerSnapshot | None
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What this leader knows of one ledger. `last`: its last reading, while nothing has moved since."""
+
+    news: trio.Event = field(default_factory=trio.Event)
+    last: _Read | None = None
+    read_at: float = 0.0
+    look: bool = True  # at the sessions: what is unknown, or of the gone, may be other than it was
+    unusable: int = 0
+    gone: bool = False  # somebody who is gone has a share
+    strange: frozenset[str] = frozenset()
 
 
 class Allotting:
@@ -88,7 +92,7 @@ class Allotting:
         self._ttl = ttl_seconds
         self._watched: dict[str, _Watched] = {}
         shares.on_demand.append(self._stir)
-        views.on_change.append(lambda view: self._stir(view.db))
+        views.on_change.append(lambda view: self._reread(view.db))
 
     async def lead(self, fence: Compare) -> None:
         """For ever."""
@@ -104,19 +108,25 @@ class Allotting:
         if db in self._watched:
             self._watched[db].news.set()
 
+    def _reread(self, db: str, *, look: bool = False) -> None:
+        """What was read is not as it was."""
+        if db in self._watched:
+            watched = self._watched[db]
+            watched.last = None
+            watched.look = watched.look or look
+            watched.news.set()
+
     def heard(self, change: Change) -> None:
         """One event of a watch on the fleet."""
         what = change.key.removeprefix(self._keys.root).partition("/")[0]
         for db, watched in self._watched.items():
             keys = self._keys.db(db)
             if what in ("worker", "worker-exit"):
-                watched.look = watched.look or change.entry is None or what == "worker-exit"
-                watched.news.set()
+                self._reread(db, look=change.entry is None or what == "worker-exit")
             elif change.key.startswith((keys.shares(), keys.demands())):
-                watched.news.set()
+                self._reread(db)
             elif change.key.startswith(keys.sessions()) and _matters(change, watched):
-                watched.look = True
-                watched.news.set()
+                self._reread(db, look=True)
 
     async def _allot_for_ever(self, db: str, fence: Compare) -> None:
         watched = self._watched[db]
@@ -134,10 +144,10 @@ class Allotting:
         try:
             return await self.allot(db, fence)
         except (StoreUnavailable, StoreUnknown):
-            self._watched[db].look = True  # what was written is read again
+            self._watched[db].last, self._watched[db].look = None, True  # what was written is read again
             return BACKOFF_SECONDS
         except (UnknownSchema, ValueError) as fault:
-            self._watched[db].look = True
+            self._watched[db].last, self._watched[db].look = None, True
             _log.error(Event.SOMETHING_FAILED, database=db, why=f"allotting: {fault}")
             return self._ttl
 
@@ -158,20 +168,29 @@ class Allotting:
         if read.snapshot is not None:
             watched.unusable = _unusable(read.snapshot, shares)
             if left := taken_back(read.snapshot, shares.held):
+                watched.last = None
                 await self._store.txn(take_back_txn(fence, shares.held, left, keys))
                 return 0.0
         live = shares.hears & shares.workers.keys()
-        found = moves(policy, shares, read.demand, live=live, unusable=watched.unusable,
+        demand = together([*read.others, self._shares.needs(db)])
+        found = moves(policy, shares, demand, live=live, unusable=watched.unusable,
                       turn=int(trio.current_time() / TURN_SECONDS))
-        if not await self._write(fence, shares, greeted(policy, shares, found, live), found, keys):
+        given = greeted(policy, shares, found, live)
+        if found.keep or any(given.values()):
+            watched.last = None
+        if not await self._write(fence, shares, given, found, keys):
             return LOST_SECONDS
         return TURN_SECONDS if found.crowded else self._ttl
 
     async def _read(self, db: str, watched: _Watched) -> _Read:
+        now, last = trio.current_time(), watched.last
+        if last is not None and not watched.look and now - watched.read_at < self._ttl:
+            return last
         keys = self._ledgers[db].keys
         own, demands = shares_txn(keys), (keys.demands(), prefix_end(keys.demands()))
-        looks, watched.look = watched.look, False
+        looks, watched.look, watched.read_at = watched.look, False, now
         whole = snapshot_txn(keys, self._keys).reads if looks else ()
+        moved = watched.last = _Read(Shares(), (), None)  # another one is there if something moves meanwhile
         outcome = await self._store.txn(Txn(own.compares, reads=(*own.reads, demands, *whole)))
         if isinstance(outcome, Won):  # its compare cannot hold
             raise StoreUnavailable("the store believes the impossible")
@@ -180,7 +199,9 @@ class Allotting:
         others = demands_from(outcome.reads[cut], sieve, but=self._host)
         self._name_strange(db, watched, sieve)
         snapshot = snapshot_from(outcome.reads[cut + 1:], outcome.revision, _no_limits) if looks else None
-        return _Read(shares, together([*others, self._shares.needs(db)]), snapshot)
+        if watched.last is moved:
+            watched.last = _Read(shares, others, None)
+        return _Read(shares, others, snapshot)
 
     async def _write(
         self, fence: Compare, shares: Shares, given: Mapping[str, Mapping[Seat, Gift]], found: Moves,
