@@ -248,12 +248,13 @@ class HostShares:
             if seat is None:
                 return
             board.held.pop(seat, None)
-            share = Share() if change.entry is None else Share.decode(change.entry.value)
+            if change.entry is None:
+                return  # its worker is gone, or the store is lost: who is there hears of it at its hello
+            share = Share.decode(change.entry.value)
         except ValueError as fault:  # UnknownSchema is one: the worker keeps what it has
             _log.error(Event.SOMETHING_FAILED, database=db, why=f"{change.key}: {fault}")
             return
-        if change.entry is not None:
-            board.held[seat] = share, change.revision
+        board.held[seat] = share, change.revision
         if seat.boot_id in self._registry.workers:
             self._tell(db, seat, _told(share, change.revision))
             board.news.set()  # what it has decides what of its demand is news

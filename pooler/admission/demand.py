@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from pooler.admission.classes import Account, Book
+from pooler.admission.classes import FOREVER, Account, Book
 
 Wanted = dict[str, dict[str, list[int]]]  # by class and tenant: weight, queued, in flight
 
@@ -37,7 +36,47 @@ def oldest_seconds(book: Book, name: str, now: float) -> float:
     return max(0.0, now - min(since, now))
 
 
-def rises(now: Mapping[str, Mapping[str, list[int]]], last: Mapping[str, Mapping[str, list[int]]]) -> bool:
-    """Whether somebody wants more than before: that is told at once, what falls only as it stays so."""
-    return any(queued + executing > sum(last.get(name, {}).get(tenant, [0, 0, 0])[1:])
-               for name, tenants in now.items() for tenant, (_, queued, executing) in tenants.items())
+def most(one: Wanted, other: Wanted) -> Wanted:
+    """Of each tenant the greater one."""
+    found = {name: dict(tenants) for name, tenants in one.items()}
+    for name, tenants in other.items():
+        into = found.setdefault(name, {})
+        for tenant, each in tenants.items():
+            if tenant not in into or each[1] + each[2] > into[tenant][1] + into[tenant][2]:
+                into[tenant] = each
+    return found
+
+
+def sums(wanted: Wanted) -> dict[tuple[str, str], int]:
+    """Tickets by class and tenant, whether they wait or execute."""
+    return {(name, tenant): queued + executing
+            for name, tenants in wanted.items() for tenant, (_, queued, executing) in tenants.items()}
+
+
+class Lingering:
+    """What is told of demand that comes and goes: more of anything at once, less as it has stayed so."""
+
+    def __init__(self, fall_seconds: float) -> None:
+        self._fall_seconds = fall_seconds
+        self._told: Wanted = {}
+        self._since = 0.0
+        self._peak: Wanted | None = None  # since then, of what is less than was told
+
+    def look(self, now: Wanted, at: float) -> tuple[Wanted | None, float]:
+        """What is to be told now, if anything; and after how long to look again, without a move."""
+        wanted, told, tell = sums(now), sums(self._told), None
+        if any(tickets > told.get(key, 0) for key, tickets in wanted.items()):
+            self._told = tell = most(now, self._told)
+        if wanted == sums(self._told):
+            self._peak = None
+            return tell, FOREVER
+        if self._peak is None:
+            self._since, self._peak = at, now
+        else:
+            self._peak = most(self._peak, now)
+        if at - self._since >= self._fall_seconds:
+            if sums(self._peak) != sums(self._told):
+                self._told = tell = self._peak
+            self._since, self._peak = at, None if wanted == sums(self._told) else now
+            return tell, FOREVER if self._peak is None else self._fall_seconds
+        return tell, self._since + self._fall_seconds - at

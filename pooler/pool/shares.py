@@ -11,6 +11,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -20,8 +21,8 @@ import structlog
 import trio
 
 from coordinator.link import Args, LinkLost, LinkRefused
-from pooler.admission.classes import Classes, ExecutionClass
-from pooler.admission.demand import Wanted, demand_of, message, rises
+from pooler.admission.classes import FOREVER, Classes, ExecutionClass
+from pooler.admission.demand import Lingering, demand_of, message
 from pooler.observe.events import Event
 from pooler.pool.errands import Errands
 
@@ -64,7 +65,8 @@ class Shares:
         self._errands = errands
         self._classes = Classes()
         self._held: dict[Key, Held] = {}
-        self._told: dict[str, Wanted] = {}
+        self._told: dict[str, Lingering] = {}
+        self._again: dict[str, float] = {}  # seconds after which to look again, though nothing moves
         self._moved: set[str] = set()  # ledgers whose demand is to be looked at
         self._news = trio.Event()
 
@@ -169,35 +171,30 @@ class Shares:
     async def run(self) -> None:
         """Tells of demand, for ever."""
         while True:
-            await self._news.wait()
+            with trio.move_on_after(min(self._again.values(), default=FOREVER)):
+                await self._news.wait()
             self._news = trio.Event()
             began = trio.current_time()
-            moved, self._moved = self._moved, set()
-            fallen = [db for db in moved if not self._tell(db, only_rises=True)]
+            moved, self._moved = self._moved | self._again.keys(), set()
+            for db in moved:
+                self._tell(db, began)
             pause = max(STEP_SECONDS, PAUSE_PER_WORK * (trio.current_time() - began))
-            if fallen:
-                with trio.move_on_after(FALL_SECONDS):
-                    await self._news.wait()
-                for db in fallen:
-                    self._tell(db, only_rises=False)
             await trio.sleep(pause)  # noqa: TID251 - the pace of what is told
 
-    def _tell(self, db: str, *, only_rises: bool) -> bool:
-        """Whether all that moved is told."""
+    def _tell(self, db: str, now: float) -> None:
         book = self._classes.of(db)
-        now, last = demand_of(book), self._told.get(db, {})
         for klass in book.classes.values():
             klass.arm()
             if (held := self._held.get((db, klass.name))) is not None:
                 self._give_back(db, klass.name, held)  # what ended since it was armed last
-        if now == last:
-            return True
-        if only_rises and not rises(now, last):
-            return False
-        if self._uplink.linked:
-            try:
-                self._uplink.notify("demand", db=db, classes=message(book, now, monotonic()))
-            except LinkLost:
-                return True  # it does not read: the next hello tells all
-            self._told[db] = now
-        return True
+        if not self._uplink.linked:
+            self._again.pop(db, None)  # the next hello tells all
+            return
+        told = self._told.get(db) or self._told.setdefault(db, Lingering(FALL_SECONDS))
+        news, again = told.look(demand_of(book), now)
+        self._again[db] = again
+        if again == FOREVER:
+            del self._again[db]
+        if news is not None:
+            with suppress(LinkLost):  # it does not read: its link ends by itself
+                self._uplink.notify("demand", db=db, classes=message(book, news, monotonic()))
