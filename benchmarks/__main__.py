@@ -11,9 +11,11 @@ from typing import Any
 
 from benchmarks.bulk import weigh
 from benchmarks.comparison import FULL, QUICK, compare
+from benchmarks.fairness import shares
 from benchmarks.ledger import weigh_ledger
 from benchmarks.logins import storms
 from benchmarks.measure import Void
+from benchmarks.waits import waits
 from pooler.demo.process import PartFailed
 
 OUT = Path(__file__).parent / "out"
@@ -29,6 +31,14 @@ LEDGER_BOUNDS: Bounds = {
     ("at_once", "burst_ratio"): ("64 at once beside plain puts", ">=", 0.5),
     ("steady", "per_transaction"): ("etcd requests per transaction", "<=", 0.0),
 }
+FAIRNESS_BOUNDS: Bounds = {
+    ("worst_off",): ("off the weights, the worst case", "<=", 0.05),
+    ("least_finished",): ("finished, the fewest of a case", ">=", 20_000),
+    ("most_busy",): ("permits in use, the most of a case", "<=", 1.0),
+    ("least_busy",): ("permits busy, the fewest of a case", ">=", 0.95),
+    ("flood_moves",): ("p99 wait moved by, in transactions", "<=", 1.0),
+}
+WAIT_BOUNDS: Bounds = {("worst_ratio",): ("p99 / p50 of 500 clients on 40", "<=", 1.0)}
 BOUNDS: Bounds = {
     ("cpu_ratio", "simple"): ("CPU per transaction, simple", "<=", 1.8),
     ("cpu_ratio", "extended"): ("CPU per transaction, extended", "<=", 1.8),
@@ -41,10 +51,11 @@ BOUNDS: Bounds = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=["quick", "full", "bulk", "logins", "ledger"],
+    parser.add_argument("name", choices=["quick", "full", "bulk", "logins", "ledger", "fairness", "waits"],
                         help="quick takes under 90 seconds; bulk is about memory while much passes, logins "
                              "about what many at once cost the transactions of others, ledger about what "
-                             "a session's permit costs")
+                             "a session's permit costs, fairness about who gets how many of "
+                             "them, waits about how even it is")
     parser.add_argument("--check", action="store_true", help="exit 1 when a bound is missed")
     arguments = parser.parse_args()
     try:
@@ -54,6 +65,10 @@ def main() -> int:
             result, bounds = storms(_say), LOGIN_BOUNDS
         elif arguments.name == "ledger":
             result, bounds = weigh_ledger(_say), LEDGER_BOUNDS
+        elif arguments.name == "fairness":
+            result, bounds = shares(_say), FAIRNESS_BOUNDS
+        elif arguments.name == "waits":
+            result, bounds = waits(_say), WAIT_BOUNDS
         else:
             result, bounds = compare(QUICK if arguments.name == "quick" else FULL, _say), BOUNDS
     except (Void, PartFailed) as fault:

@@ -91,6 +91,14 @@ def pgbench(
                _figure(said, r"latency average = ([\d.]+)"), spent)
 
 
+def finished(run: subprocess.Popen[str]) -> int:
+    """How many transactions a pgbench that was started has finished. Raises Void when one failed."""
+    said, fault = run.communicate()
+    if run.returncode != 0:
+        raise Void(f"pgbench: exit {run.returncode}: {fault.strip()[-300:]}")
+    return int(_figure(said, r"actually processed: (\d+)"))
+
+
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process so far; 0 when it has ended."""
     words = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()

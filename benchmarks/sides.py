@@ -72,7 +72,9 @@ class TlsFiles:
 
 
 @contextmanager
-def both_sides(workers: int, *, encrypts: bool = False) -> Iterator[Sides]:
+def both_sides(
+    workers: int, *, encrypts: bool = False, pool_size: int = POOL_SIZE
+) -> Iterator[Sides]:
     """Start both, stop both; `encrypts`: clients may use TLS. Raises PartFailed."""
     directory = temporary_directory("bench")
     with ExitStack() as ends:
@@ -83,18 +85,19 @@ def both_sides(workers: int, *, encrypts: bool = False) -> Iterator[Sides]:
         ends.callback(etcd.kill)
         etcd.start()
         tls = TlsFiles.issue(directory) if encrypts else None
-        peers = {mode: _peer(directory, server, mode, ends, tls) for mode in ("transaction", "session")}
+        peers = {mode: _peer(directory, server, mode, ends, tls, pool_size)
+                 for mode in ("transaction", "session")}
         own_tls = {} if tls is None else {"client_tls": {
             "sslmode": "prefer", "cert_file": str(tls.cert), "key_file": str(tls.key)}}
         fleet = Fleet(FleetPlan(
             directory / "fleet", (f"127.0.0.1:{server.port}",), DBNAME,
             {USER: PASSWORD, OTHER: PASSWORD}, tuple(etcd.endpoints), (MONITOR, PASSWORD), name="bench",
-            workers=workers, permits=2 * POOL_SIZE, admin_reserve=2,
-            more={"pool": {"default_pool_size": POOL_SIZE, "max_client_conn": 10_000}, **own_tls},
+            workers=workers, permits=2 * pool_size, admin_reserve=2,
+            more={"pool": {"default_pool_size": pool_size, "max_client_conn": 10_000}, **own_tls},
             tenants=({"match": {"user": "*_batch"}, "tenant": "batch", "class": "batch"},
                      {"match": {"user": "*"}, "tenant": "app", "class": "interactive"}),
-            policy={"executionClasses": {"interactive": {"permits": POOL_SIZE, "maxQueue": 10_000},
-                                         "batch": {"permits": POOL_SIZE, "maxQueue": 10_000}}}))
+            policy={"executionClasses": {"interactive": {"permits": pool_size, "maxQueue": 10_000},
+                                         "batch": {"permits": pool_size, "maxQueue": 10_000}}}))
         fleet.write()
         ends.callback(fleet.stop)
         fleet.start()
@@ -114,7 +117,7 @@ def idle_clients(target: Target, count: int) -> Iterator[None]:
 
 
 def _server(directory: Path, ends: ExitStack) -> Server:
-    server = Server.create(newest(), directory / "server", limits=Limits(120),
+    server = Server.create(newest(), directory / "server", limits=Limits(160),
                            settings={"shared_buffers": "128MB"})
     ends.callback(server.stop, immediate=True)
     server.start()
@@ -128,7 +131,7 @@ def _server(directory: Path, ends: ExitStack) -> Server:
 
 
 def _peer(
-    directory: Path, server: Server, mode: str, ends: ExitStack, tls: TlsFiles | None
+    directory: Path, server: Server, mode: str, ends: ExitStack, tls: TlsFiles | None, pool_size: int
 ) -> PgBouncer:
     own = directory / f"pgbouncer-{mode}"
     own.mkdir(mode=0o755)
@@ -141,7 +144,7 @@ def _peer(
                     "client_tls_key_file": str(key)}
     peer = PgBouncer(own, DBNAME, f"host=127.0.0.1 port={server.port} dbname={DBNAME}",
                      {USER: PASSWORD, OTHER: PASSWORD},
-                     {"pool_mode": mode, "default_pool_size": str(POOL_SIZE), **encrypts})
+                     {"pool_mode": mode, "default_pool_size": str(pool_size), **encrypts})
     ends.callback(peer.stop)
     peer.start()
     return peer

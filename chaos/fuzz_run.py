@@ -15,7 +15,7 @@ from pooler.demo.judge import Verdict
 SERVED_SECONDS_MAX = 5.0
 GROWTH_BYTES_MAX = 8 << 20
 LOOKS = 20  # at the memory, evenly over the inputs
-FULL_AFTER = 30_000  # inputs that fill every cache: what comes behind them may grow by an arena or two
+FULL_AFTER = 60_000  # inputs that fill every cache: what comes behind them may grow by an arena or two
 FLAT_BYTES_MAX = 2 << 20
 SERVED_AFTER, SHOWN_MAX = 50, 5
 

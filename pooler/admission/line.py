@@ -67,11 +67,14 @@ class Line:
             group.tickets[ticket] = None
         else:
             group.add(ticket)
-        if klass.executing >= klass.allotted or account.executing >= account.inflight_max:
+        if account.executing >= account.inflight_max or (
+                klass.executing >= klass.allotted and group not in klass.starved):
             group.servable()
 
     def _group(self, klass: ExecutionClass) -> Group:
-        group = self._groups[klass] = Group(self, klass)
+        group = Group(self, klass)
+        # those in which nobody waits may be of classes that a policy has no more: there would be two for ever
+        self._groups = {of: each for of, each in self._groups.items() if each.tickets} | {klass: group}
         self._only = group if len(self._groups) == 1 else None
         klass.groups.add(group)
         return group
@@ -98,8 +101,9 @@ class Line:
         if group is None:
             return self._next_of_many(now)
         solo, klass, tickets = group.solo, group.klass, group.tickets
-        if (solo is not None and tickets and klass.executing < klass.allotted
-                and solo.executing < solo.inflight_max):  # as most pools are: take(), without its steps
+        if (solo is not None and tickets and solo.executing < solo.inflight_max
+                and (klass.executing < klass.allotted or klass.has_room_for(group))):
+            # as most pools are: take(), without its steps
             ticket, _ = tickets.popitem(last=False)
             self.size -= 1
             klass.waiting -= 1

@@ -291,6 +291,24 @@ def test_what_nobody_uses_is_dropped() -> None:
     assert len(yard.pools[0].waiting) == 0
 
 
+def lines_run(yard: Yard, grants: int) -> int:
+    """How many lines of the scheduler run for so many ends of who was served first."""
+    lines = 0
+
+    def count(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal lines
+        lines += event == "line" and "/admission/" in frame.f_code.co_filename
+        return count
+
+    sys.settrace(count)
+    try:
+        for _ in range(grants):
+            yard.end(next(iter(yard.using)))
+    finally:
+        sys.settrace(None)
+    return lines
+
+
 @pytest.mark.parametrize("permits", [1, 10_000])
 def test_a_grant_takes_as_many_steps_for_10_000_tenants_as_for_10(permits: int) -> None:
     def steps(tenants: int) -> int:
@@ -299,21 +317,24 @@ def test_a_grant_takes_as_many_steps_for_10_000_tenants_as_for_10(permits: int) 
         clients = [yard.client(f"tenant {n}") for n in range(tenants)]
         for client in clients:
             yard.ask(client)
-        lines = 0
-
-        def count(frame: Any, event: str, arg: Any) -> Any:
-            nonlocal lines
-            lines += event == "line" and "/admission/" in frame.f_code.co_filename
-            return count
-
-        sys.settrace(count)
-        try:
-            for _ in range(10):
-                client = next(iter(yard.using))
-                yard.end(client)
-        finally:
-            sys.settrace(None)
+        lines = lines_run(yard, 10)
         assert holder not in yard.using
         return lines
 
     assert steps(10_000) == steps(11)
+
+
+def test_a_grant_takes_as_many_steps_where_clients_waited_before_there_was_a_policy() -> None:
+    said = policy({"only": {"permits": 1}})
+
+    def steps(yard: Yard) -> int:
+        for _ in range(12):
+            yard.asks("a")
+        return lines_run(yard, 10)
+
+    early = Yard({}, 1)
+    first, second = early.asks("a"), early.asks("a")
+    early.end(first)
+    early.end(second)
+    early.book.learn(said)
+    assert steps(early) == steps(Yard(said, 1))
