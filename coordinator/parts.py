@@ -108,13 +108,7 @@ class Coordinator:
         self.freeing = Freeing(store, self.keys, databases)
         self.reconciler.on_event.append(self.freeing.heard)
         self.sharing = Sharing(store, self.keys, self.ledgers, self.views, self.granting.wants)
-        self.reconciler.on_event.append(self.sharing.heard)
-        self.allotting = Allotting(store, self.keys, self.ledgers, self.views, self.workers.shares,
-                                   host=spec.host, ttl_seconds=spec.lease_ttl_seconds)
-        self.reconciler.on_event.append(self.allotting.heard)
-        self.workers.shares.leading = lambda: self.election.leading
-        self.workers.shares.lease_id = lambda: self.reach.lease_id
-        self.election.on_holder.append(self.workers.shares.stir)
+        self.allotting = self._allotting()
         self.publishing = Publishing(
             store, self.keys, self.reconciler.backends.waits, host=spec.host,
             lease_id=lambda: self.election.lease_id, ttl_seconds=spec.lease_ttl_seconds)
@@ -143,6 +137,17 @@ class Coordinator:
         self._another = trio.Event()  # one more was met: it need not wait for the next round
         self._compared: set[str] = set()  # ledgers whose policy file was held beside the active one
         self.views.on_change.append(self._seen)
+
+    def _allotting(self) -> Allotting:
+        """The leader's part in execution permits, and what this host's needs of the others."""
+        shares = self.workers.shares
+        shares.leading = lambda: self.election.leading
+        shares.lease_id = lambda: self.reach.lease_id
+        self.election.on_holder.append(shares.stir)
+        allotting = Allotting(self.store, self.keys, self.ledgers, self.views, shares, host=self.spec.host,
+                              ttl_seconds=self.spec.lease_ttl_seconds)
+        self.reconciler.on_event += [self.sharing.heard, allotting.heard]
+        return allotting
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled; `started` when workers can connect."""
