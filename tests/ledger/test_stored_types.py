@@ -14,7 +14,6 @@ from coordinator.awaiting import Awaited
 from coordinator.election import Leader
 from coordinator.ledger.attestation import Attestation
 from coordinator.ledger.demand import HostDemand
-from coordinator.ledger.execution import Raised, Share
 from coordinator.ledger.limits import limits_of_policy
 from coordinator.ledger.notes import GrowthStop, ShadowCount, Want
 from coordinator.ledger.record import (
@@ -53,7 +52,6 @@ RECORDS: tuple[Record, ...] = (
     GrowthStop("full", 1), ShadowCount(1, 2, 3, 4), Attestation("me", "what", "seen", 1),
     Awaited("host", {"main/1.2": ("absent", "n:1", "why", 1, 2)}), Leader("host", 1, 2, ("a",), ("b",)),
     Present("host", ("a", "b")), Ordinal("A"), HostDemand("host", {"x": {"A": {"t": 1}}}),
-    Share(2, {"y": 1}, 1), Raised(3),
 )
 
 
