@@ -16,6 +16,7 @@ import trio
 from coordinator import commands, inspect
 from coordinator.alerting import Alerting
 from coordinator.alerts import Alert
+from coordinator.allotting import Allotting
 from coordinator.awaiting import Publishing
 from coordinator.counting import Counting
 from coordinator.deaths import bury_earlier_boots
@@ -107,7 +108,7 @@ class Coordinator:
         self.freeing = Freeing(store, self.keys, databases)
         self.reconciler.on_event.append(self.freeing.heard)
         self.sharing = Sharing(store, self.keys, self.ledgers, self.views, self.granting.wants)
-        self.reconciler.on_event.append(self.sharing.heard)
+        self.allotting = self._allotting()
         self.publishing = Publishing(
             store, self.keys, self.reconciler.backends.waits, host=spec.host,
             lease_id=lambda: self.election.lease_id, ttl_seconds=spec.lease_ttl_seconds)
@@ -137,6 +138,17 @@ class Coordinator:
         self._compared: set[str] = set()  # ledgers whose policy file was held beside the active one
         self.views.on_change.append(self._seen)
 
+    def _allotting(self) -> Allotting:
+        """The leader's part in execution permits, and what this host's needs of the others."""
+        shares = self.workers.shares
+        shares.leading = lambda: self.election.leading
+        shares.lease_id = lambda: self.reach.lease_id
+        self.election.on_holder.append(shares.stir)
+        allotting = Allotting(self.store, self.keys, self.ledgers, self.views, shares, host=self.spec.host,
+                              ttl_seconds=self.spec.lease_ttl_seconds)
+        self.reconciler.on_event += [self.sharing.heard, allotting.heard]
+        return allotting
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled; `started` when workers can connect."""
         async with trio.open_nursery() as nursery:
@@ -145,6 +157,7 @@ class Coordinator:
             for ledger in self.ledgers.values():
                 nursery.start_soon(ledger.run)
             nursery.start_soon(self.granting.run)
+            nursery.start_soon(self.workers.shares.run)
             nursery.start_soon(self.shadowing.run)
             nursery.start_soon(self.recovering.run)
             nursery.start_soon(self.relocating.run)
@@ -167,6 +180,7 @@ class Coordinator:
             nursery.start_soon(self.room.watch, fence)
             nursery.start_soon(self.freeing.lead, fence)
             nursery.start_soon(self.sharing.lead, fence)
+            nursery.start_soon(self.allotting.lead, fence)
             nursery.start_soon(self.counting.watch)
             nursery.start_soon(self.reach.lead)
             nursery.start_soon(self.publishing.lead, fence)
@@ -180,6 +194,7 @@ class Coordinator:
         await self.registry.bury(args["boot_id"], args["how"], args["at_us"])
         self.reconciler.stir()
         self.noting.stir()
+        self.workers.shares.stir()
         return {}
 
     async def status(self, args: Args) -> Args:

@@ -163,6 +163,11 @@ class Reach:
             with trio.move_on_after(1, shield=True):
                 await self._leave()
 
+    @property
+    def lease_id(self) -> int:
+        """Of what stands for as long as this coordinator is there; 0: there is none yet."""
+        return self._lease.id if self._lease is not None else 0
+
     async def lead(self) -> None:
         """The leader's side, for as long as it leads."""
         self._sight.begin()

@@ -87,6 +87,8 @@ class Local:
     quiet: trio.Event = field(default_factory=trio.Event)  # none of them is left
     told: Told | None = None  # what it said that it holds, when a ledger was rebuilt
     exited: bool = False
+    shares: bool = False  # it keeps to its shares of execution permits
+    demand: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)  # by ledger, class and tenant
     settled: bool = False  # its permits and the ledger's were compared since both could be heard
     renewing: trio.Lock = field(default_factory=trio.Lock)
 
@@ -212,7 +214,8 @@ class Registry:
             boot_id=who.boot_id, index=who.index, ordinal=ordinal, host=self._host,
             machine_id=self._machine_id, kernel_boot_id=self._kernel_boot_id, pid=who.pid,
             pid_start=who.pid_start, cancel_address=who.cancel_address, schemas=who.schemas, epochs=known,
-            recovered=before.recovered if before else {}, registered=before.registered + 1 if before else 1,
+            recovered=before.recovered if before else {}, shares=local.shares,
+            registered=before.registered + 1 if before else 1,
         )
 
     async def keep_alive(self, local: Local) -> bool:

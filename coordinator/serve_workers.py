@@ -17,6 +17,7 @@ from coordinator.creating import Creating, WorkerCreates
 from coordinator.events import Event
 from coordinator.granting import Granting
 from coordinator.greeting import Greeter
+from coordinator.host_shares import HostShares
 from coordinator.ledger.ledger import Granted, Ledger
 from coordinator.ledger.record import Permit, Session
 from coordinator.ledger.reservation import Reserve
@@ -30,10 +31,12 @@ from coordinator.store.api import Store, StoreUnavailable, StoreUnknown
 from coordinator.tickets import Tickets
 from coordinator.view import View, Views
 from coordinator.worker_permits import WorkerPermits
+from coordinator.worker_shares import WorkerShares
 from coordinator.worker_tickets import WorkerTickets
 
 ASK_WORKER_TIMEOUT_SECONDS = 5.0
 FORGET_AT_RECEIPTS = 32
+SHARES_TIMEOUT_SECONDS = 3.0
 REPEAT_SECONDS = 0.1
 
 _log = structlog.get_logger("coordinator.workers")
@@ -59,6 +62,7 @@ class WorkerServer:
         self.granting = granting
         self.tickets = Tickets(store, registry.keys, registry.now_us)
         self.greeter = Greeter(store, views, ledgers, registry, granting)
+        self.shares = HostShares(store, ledgers, registry, host=host)
         self.ordinals = Ordinals(store, registry.keys)
         self.creating = Creating(lambda: views.views)
         self.host = host
@@ -119,6 +123,7 @@ class _Peer:
             self.hello, self.heartbeat, self.epoch_ack, self.backend_hint, self.cancel, self.cancel_any,
             self.fleet, self.ledger_rows, *WorkerPermits(server, self._worker).operations(),
             *WorkerCreates(server.creating, self._worker).operations(),
+            *WorkerShares(server.shares, server.ledgers, self._worker).operations(),
             *WorkerTickets(server.tickets, server.registry, server.ledgers, server.host,
                            self._worker).operations(),
         )
@@ -142,6 +147,8 @@ class _Peer:
             await trio.sleep(REPEAT_SECONDS)  # noqa: TID251 - until the answer has surely been taken in
             for db, view in self._server.views.views.items():
                 _notify(self._link, "ledger", db=db, ledger=view.for_workers())
+            if self._local is not None:
+                self._server.shares.repeat(self._local)
 
     # ---- being there
 
@@ -153,7 +160,9 @@ class _Peer:
             cancel_address=args.get("cancel_address") or "", schemas=tuple(args.get("schemas") or (1,)))
         local = server.registry.workers.get(who.boot_id) or Local(who)
         local.who, local.serves = who, dict(args.get("epochs") or {})
+        local.shares = args.get("shares") is not None
         heard = await server.greeter.greet(local, self._link, args)
+        shares = await self._shares_of(local, args) if local.shares and local.settled else None
         server.registry.workers[who.boot_id] = local
         local.link, self._local = self._link, local
         self._greeted.set()
@@ -169,7 +178,18 @@ class _Peer:
             "unknown": heard.unknown,
             "gone": heard.gone,
             "moved": heard.moved,
+            **({} if shares is None else {"shares": shares}),
         }
+
+    async def _shares_of(self, local: Local, args: Args) -> Args | None:
+        """Its shares of execution permits; None where they cannot be said: it keeps what it has, and says
+        hello again."""
+        try:
+            with trio.fail_after(SHARES_TIMEOUT_SECONDS):
+                return await self._server.shares.greet(local, args["shares"])
+        except (StoreUnavailable, StoreUnknown, trio.TooSlowError):
+            local.settled = False
+            return None
 
     async def heartbeat(self, args: Args) -> Args:
         """Renews the lease. False: hello is to be said again, which settles everything once etcd answers.

@@ -108,6 +108,7 @@ class Worker:
         self.permits.on_renewed(self.parts.cut_off.renewed)
         self.parts.names = Names(self.permits, nursery)
         self.permits.on_ticket_moved(self.parts.names.moved)
+        self.permits.shares.count_in(self.parts.classes)
         self.parts.next_number = lambda: self.registry.numbers.reserve(self.permits.ordinal)
         self.parts.by_seat, self.parts.of_user = self.registry.by_seat, self.registry.of_user
         self.figures = Figures(self.registry, self.permits, spec["index"], boot_id)

@@ -127,6 +127,7 @@ class Shares:
     held: Mapping[Seat, HeldShare] = field(default_factory=dict)
     raised: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by class: count, mod revision
     workers: Mapping[str, int] = field(default_factory=dict)  # create revision of each key; no commands
+    hears: frozenset[str] = frozenset()  # the workers that keep to their shares
     unread: bool = False  # a share cannot be read, which may be of any class: nothing is given
 
     def of(self, seat: Seat) -> Share:
@@ -155,6 +156,11 @@ def seat_of(key: str, keys: DbKeys) -> Seat | None:
     return None if boot_id == RAISE else Seat(unquote(execution_class), boot_id)
 
 
+def class_of(key: str, keys: DbKeys) -> str:
+    """The class that a key of shares is of."""
+    return unquote(key.removeprefix(keys.shares()).partition("/")[0])
+
+
 def shares_txn(keys: DbKeys) -> Txn:
     """Reads what `shares_from` takes, at one revision."""
     workers = keys.worker("")
@@ -171,8 +177,7 @@ def shares_from(reads: Sequence[Sequence[Entry]], revision: int, keys: DbKeys, s
         try:
             seat = seat_of(entry.key, keys)
             if seat is None:
-                name = unquote(entry.key.removeprefix(keys.shares()).partition("/")[0])
-                raised[name] = (Raised.decode(entry.value).count, entry.mod_revision)
+                raised[class_of(entry.key, keys)] = (Raised.decode(entry.value).count, entry.mod_revision)
             else:
                 held[seat] = HeldShare(Share.decode(entry.value), entry.mod_revision)
         except ValueError as fault:
@@ -180,10 +185,11 @@ def shares_from(reads: Sequence[Sequence[Entry]], revision: int, keys: DbKeys, s
             unread = True
     stored = reads[1][0] if reads[1] else None
     alias = read_or_none(Alias, stored)
-    workers = {entry.key.rpartition("/")[2]: entry.create_revision for entry in reads[2]
-               if (worker := read_or_none(Worker, entry)) is not None and worker.index != COMMAND_INDEX}
+    found = {entry.key.rpartition("/")[2]: (entry, worker) for entry in reads[2]
+             if (worker := read_or_none(Worker, entry)) is not None and worker.index != COMMAND_INDEX}
     return Shares(revision, stored.mod_revision if stored else 0, alias.granting if alias else 0, held,
-                  raised, workers, unread)
+                  raised, {boot_id: entry.create_revision for boot_id, (entry, _) in found.items()},
+                  frozenset(boot_id for boot_id, (_, worker) in found.items() if worker.shares), unread)
 
 
 # ---- the leader's

@@ -261,6 +261,7 @@ class Worker(Record):
     schemas: tuple[int, ...] = (SCHEMA,)
     epochs: Mapping[str, int] = field(default_factory=dict)  # last epoch acknowledged, by database
     recovered: Mapping[str, str] = field(default_factory=dict)  # incarnation that has its sessions
+    shares: bool = False  # it keeps to its shares of execution permits
     registered: int = 0  # rises when a worker re-puts its key: fails every older reservation still in a pipe
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
 

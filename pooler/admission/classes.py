@@ -9,7 +9,8 @@ argument; who is stirred is settled by the owner, behind whatever freed the room
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, WeakValueDictionary
 
@@ -28,10 +29,9 @@ class ExecutionClass:
 
     __slots__ = (
         "__weakref__", "_aged_at", "_is_settling", "_is_stirred", "_pending", "_roused",
-        "aging_limit_seconds", "allotted", "estimator", "executed", "executing", "groups",
-        "max_wait_seconds", "name", "on_stir",
-        "permits", "queue_deadline_seconds", "queue_max", "refused", "starved", "transaction_limit_seconds",
-        "wait_seconds_max", "waiting",
+        "aging_limit_seconds", "allotted", "estimator", "executed", "executing", "groups", "high", "low",
+        "max_wait_seconds", "name", "on_moved", "on_stir", "permits", "queue_deadline_seconds", "queue_max",
+        "refused", "share", "starved", "transaction_limit_seconds", "wait_seconds_max", "waiting",
     )
 
     def __init__(self, name: str = "", on_stir: Callable[[ExecutionClass], None] | None = None) -> None:
@@ -46,12 +46,15 @@ class ExecutionClass:
         self._aged_at = FOREVER  # nobody in the ring is older than the limit before
         self.estimator = Estimator()
         self.executed = self.estimator.executions.add
+        self.share: int | None = None  # of the fleet's permits; None: unknown, so all of them count here
+        self.on_moved: Callable[[ExecutionClass], None] | None = None
+        self.high, self.low = UNLIMITED, -1  # `executing` above or below these is told, once
         self.learn({})
 
     def learn(self, said: Mapping[str, Any]) -> None:
         """What a generation says of it, by the names of the link; what is missing there has no limit."""
         self.permits: int = said.get("permits", UNLIMITED)
-        self.allotted: int = self.permits
+        self.allotted: int = self.permits if self.share is None else self.share
         self.queue_max: int = said.get("maxQueue", UNLIMITED)
         self.queue_deadline_seconds: float = said.get("queueDeadlineSeconds", FOREVER)
         self.max_wait_seconds: float = said.get("maxWaitSeconds", FOREVER)
@@ -64,16 +67,38 @@ class ExecutionClass:
         """How many tickets execute, whatever the ring has not heard of yet."""
         return self.executing - self._pending
 
-    def allot(self, count: int) -> None:
-        """So many may execute here from now on; who executes above that number goes on."""
-        self.allotted = count
+    def allot(self, share: int | None) -> None:
+        """So many may execute here from now on, with what other classes lent; who executes above that number
+        goes on. None: it is unknown, and all of the class's permits count here."""
+        self.share = share
+        self.allotted = self.permits if share is None else share
         if self.starved:
             self.stir()
+
+    # ---- what is told of it
+
+    def listen(self, on_moved: Callable[[ExecutionClass], None]) -> None:
+        """Called once whenever it is short or `executing` moved since it was last armed."""
+        self.on_moved = on_moved
+        self.arm()
+
+    def arm(self) -> None:
+        """Tell of the next move."""
+        if self.on_moved is not None:
+            self.high = self.low = self.executing
+
+    def moved(self) -> None:
+        """`executing` has left the marks, or somebody begins or ceases to wait for room."""
+        if self.on_moved is not None and self.low >= 0:
+            self.high, self.low = UNLIMITED, -1
+            self.on_moved(self)
 
     # ---- what comes free
 
     def starve(self, group: Group) -> None:
         """These waiters could not be served for want of room: they are told when there is some."""
+        if self.low >= 0:
+            self.moved()
         if group not in self.starved:
             self.starved[group] = None
             if group.turn >= 1:  # it left in the middle of its turn
@@ -86,6 +111,8 @@ class ExecutionClass:
             self._pending += 1
         else:
             self.executing -= 1
+            if self.executing < self.low:
+                self.moved()
         if account.parked and account.executing < account.inflight_max:
             account.unpark()
         if self._pending or self._roused:
@@ -133,6 +160,8 @@ class ExecutionClass:
     def _take_pending(self) -> None:
         self.executing -= self._pending
         self._pending = 0
+        if self.executing < self.low:
+            self.moved()
 
     def _serve_ring(self, now: float) -> None:
         """One ticket of the group whose turn it is. One that cannot be served leaves the ring: it waits for a
@@ -213,6 +242,7 @@ class Book:
         self.own = Account(ExecutionClass("", on_stir))  # of what the pooler itself does
         self._accounts: WeakValueDictionary[tuple[str, str], Account] = WeakValueDictionary()
         self._tenants: Mapping[str, Mapping[str, Any]] = {}
+        self._on_moved: Callable[[ExecutionClass], None] | None = None
         self.generation = 0
         self.tolls = Tolls()
 
@@ -232,6 +262,16 @@ class Book:
     def accounts(self) -> list[Account]:
         """Those that somebody has."""
         return sorted(self._accounts.values(), key=lambda each: (each.klass.name, each.tenant))
+
+    def listen(self, on_moved: Callable[[ExecutionClass], None]) -> None:
+        """See ExecutionClass.listen: of all its classes, and of those that it learns of."""
+        self._on_moved = on_moved
+        for each in self.classes.values():
+            each.listen(on_moved)
+
+    def executing(self) -> Iterator[Account]:
+        """Those of which a ticket executes."""
+        return (each for each in self._accounts.values() if each.executing)
 
     def learn(self, policy: Mapping[str, Any], now: float = 0.0) -> bool:
         """A policy as the link tells it. False if it is the one of before."""
@@ -255,6 +295,10 @@ class Book:
         for line, tickets in waiters:
             for ticket in tickets:
                 line.add(ticket)
+        if self._on_moved is not None:
+            self.listen(self._on_moved)
+            for each in self.classes.values():
+                each.moved()
         return True
 
     def _move(self, account: Account) -> None:
@@ -280,13 +324,22 @@ class Classes:
         self._on_stir = on_stir
         self._stirred: dict[ExecutionClass, None] = {}
         self._books: dict[str, Book] = {}
+        self._on_moved: Callable[[str, ExecutionClass], None] | None = None
 
     def of(self, ledger: str) -> Book:
         """The book of a ledger, made when first asked for."""
         book = self._books.get(ledger)
         if book is None:
             book = self._books[ledger] = Book(self._stir)
+            if self._on_moved is not None:
+                book.listen(partial(self._on_moved, ledger))
         return book
+
+    def listen(self, on_moved: Callable[[str, ExecutionClass], None]) -> None:
+        """See ExecutionClass.listen: of every class of every ledger."""
+        self._on_moved = on_moved
+        for ledger, book in self._books.items():
+            book.listen(partial(on_moved, ledger))
 
     def all(self) -> Mapping[str, Book]:
         """Every book, by ledger."""

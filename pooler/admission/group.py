@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COST_MIN, COST_MAX = 0.125, 8.0  # of a ticket: what one step of a round is worth is bounded by it
 NEVER: Final = float("inf")
+_ABSENT: Final = object()
 
 
 class Flow:
@@ -150,7 +151,18 @@ class Group:
         if self.solo is None:
             self._forget(None)
         self.turn = self.credit = 0
-        self.klass.starved.pop(self, None)
+        if self.klass.starved.pop(self, _ABSENT) is not _ABSENT:
+            self.klass.moved()
+
+    def count(self, into: dict[Account, int]) -> None:
+        """Adds how many of each account wait here."""
+        if self.solo is not None:
+            if self.tickets:
+                into[self.solo] = into.get(self.solo, 0) + len(self.tickets)
+            return
+        for account, flow in self._flows.items():
+            if flow.tickets:
+                into[account] = into.get(account, 0) + len(flow.tickets)
 
     def _enter(self, ticket: Ticket) -> None:
         account = ticket.account

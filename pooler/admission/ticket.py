@@ -108,7 +108,10 @@ class Ticket:
         account = self.account
         account.executing += 1
         account.served += 1
-        account.klass.executing += 1
+        klass = account.klass
+        klass.executing += 1
+        if klass.executing > klass.high:
+            klass.moved()
         return True
 
     def release(self) -> None:
@@ -124,6 +127,8 @@ class Ticket:
             klass.freed(account)
         else:
             klass.executing -= 1
+            if klass.executing < klass.low:
+                klass.moved()
         if self.next_account is not None:
             self.account, self.next_account = self.next_account, None
 

@@ -18,6 +18,7 @@ from pooler.pool.holdings import Holdings, Verdict, plain
 from pooler.pool.ledger_view import LedgerView
 from pooler.pool.link_up import Uplink
 from pooler.pool.recovering import named as _permit
+from pooler.pool.shares import Shares
 from pooler.pool.telling import Key, lost_permits, tell_cycle
 
 log = structlog.get_logger()
@@ -43,19 +44,21 @@ class Hearing:
     def answer_over(self, uplink: Uplink, errands: Errands) -> None:
         """What has to be answered goes this way."""
         self._uplink, self._errands = uplink, errands
+        self.shares = Shares(uplink, errands)
 
     def handlers(self) -> Mapping[str, Handler]:
         """What the coordinator may call."""
         return {"ledger": self._on_ledger, "permit_unknown": self._on_unknown, "permit_gone": self._on_gone,
                 "shed": self._on_shed, "spare": self._on_spare, "retire": self._on_retire,
                 "cancel": self._on_cancel, "show": self._on_show, "command": self._on_command,
-                "ticket_moved": self._on_ticket_moved,
+                "ticket_moved": self._on_ticket_moved, "share": self._on_share,
                 **recovering.handlers(self._holdings, self._holder, self._ledgers)}
 
     def heard(self, answer: Args) -> None:
         """The answer to hello: every ledger, and every permit that is not as we said."""
         for db, ledger in answer["ledgers"].items():
             self._see(LedgerView.parse(db, ledger))
+        self.shares.greeted(answer.get("shares"))
         for db, old, new in answer.get("moved") or ():
             recovering.take(db, [[old, new]], self._holdings, self._holder)
         for db, permit in answer["gone"]:
@@ -67,6 +70,10 @@ class Hearing:
         """See Listener."""
         return {db: view.epoch for db, view in self._ledgers.items() if view.epoch}
 
+    def believed(self) -> dict[str, dict[str, int]]:
+        """See Listener."""
+        return self.shares.report()
+
     def cut_off(self) -> None:
         """The link was lost."""
         for view in list(self._ledgers.values()):
@@ -76,6 +83,7 @@ class Hearing:
         view = view.after(self._ledgers.get(view.db))
         self._ledgers[view.db] = view
         self._holder.ledger_changed(view)
+        self.shares.learned(view.db)
 
     def cycle(self) -> Args:
         """See Listener."""
@@ -138,6 +146,9 @@ class Hearing:
 
     async def _on_spare(self, args: Args) -> None:
         self._holder.spare(args["db"], args["pool"], args["user"], args["count"])
+
+    async def _on_share(self, args: Args) -> None:
+        self.shares.hear(args["db"], args["class"], args["share"])
 
     async def _on_ticket_moved(self, args: Args) -> None:
         self.ticket_moved(args)

@@ -56,6 +56,9 @@ class Listener(Protocol):
     def epochs(self) -> dict[str, int]:
         """By database, the epoch whose sessions are granted."""
 
+    def believed(self) -> dict[str, dict[str, int]]:
+        """By database and class, the share of execution permits that it counts by."""
+
     def cycle(self) -> Args:
         """What a heartbeat tells once a lease cycle."""
 
@@ -210,7 +213,8 @@ class Uplink:
         answer = await link.call(
             "hello", boot_id=me.boot_id, index=me.index, pid=me.pid, pid_start=me.pid_start,
             cancel_address=me.cancel_address, schemas=list(me.schemas), epochs=self._listener.epochs(),
-            permits=self._holdings.report(), requests=self._holdings.requests())
+            permits=self._holdings.report(), requests=self._holdings.requests(),
+            shares=self._listener.believed())
         self.ordinal = answer["ordinal"]
         self._ttl_seconds = float(answer["lease_ttl_seconds"])
         if answer.get("registered", True):  # else etcd is away, and we are only linked

@@ -99,6 +99,7 @@ class Permits:
         self._uplink = Uplink(connect, identity, self._holdings, self._hearing)
         self._errands = Errands(self._uplink)
         self._hearing.answer_over(self._uplink, self._errands)
+        self.shares = self._hearing.shares
 
     # -- life
 
@@ -108,6 +109,7 @@ class Permits:
             nursery.start_soon(self._uplink.run)
             nursery.start_soon(self._errands.run)
             nursery.start_soon(self._follow_given_up)
+            nursery.start_soon(self.shares.run)
             task_status.started()
 
     @property

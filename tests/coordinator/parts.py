@@ -171,7 +171,7 @@ class Worker:
     async def linked(self, stream: trio.abc.Stream) -> AsyncIterator[Worker]:
         """Linked over `stream` within the block."""
         ops = ("ledger", "permit_unknown", "permit_gone", "shed", "spare", "cancel", "show", "command",
-               "recover", "moved", "retire")
+               "recover", "moved", "retire", "share")
         self.link = Link(stream, {op: self._handler(op) for op in ops})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.link.run)

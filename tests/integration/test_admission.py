@@ -26,7 +26,7 @@ TENANTS = (
     {"match": {"application_name": "batch"}, "tenant": "batch", "class": "batch"},
 )
 POLICY = {
-    "executionClasses": {"interactive": {"permits": SESSIONS, "maxQueue": 100},
+    "executionClasses": {"interactive": {"permits": SESSIONS, "maxQueue": 100, "maxLend": 0},
                          "batch": {"permits": 2, "maxQueue": 3}},
     "tenants": {"heavy": {"weight": 3}},
 }

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from coordinator.awaiting import Awaited
 from coordinator.election import Leader
 from coordinator.ledger.attestation import Attestation
+from coordinator.ledger.demand import HostDemand
 from coordinator.ledger.limits import limits_of_policy
 from coordinator.ledger.notes import GrowthStop, ShadowCount, Want
 from coordinator.ledger.record import (
@@ -43,13 +44,14 @@ RECORDS: tuple[Record, ...] = (
     Session(Kind.MAIN, 3, 7, SessionState.OPEN, "A", "host", "app", "app", 1, "r", 1, 1, backend=BACKEND,
             left_slots=("main/4", "reserve/1"), siblings=(5, 6)),
     Receipt(Kind.RESERVE, 1, base=5), Seat(Kind.MAIN, 3, "r"),
-    Worker("A", 0, 1, "host", "m", "k", 1, 2, epochs={"db": 1}, recovered={"db": "x"}),
+    Worker("A", 0, 1, "host", "m", "k", 1, 2, epochs={"db": 1}, recovered={"db": "x"},
+           shares=True),
     WorkerExit("A", "signal 9", "host", 5), LedgerHead("i", LedgerState.ACTIVE, "tag", frozen="me"),
     Epoch(1, EpochState.DRAINING, BACKEND, 1, "why", 30.0, Backend("b:1")), Alias(2, 3, 0.5, 1),
     Want("app", "app", Kind.MAIN, "full", "A", "host", 1, 2, "shed", "B", "app/x", "other"),
     GrowthStop("full", 1), ShadowCount(1, 2, 3, 4), Attestation("me", "what", "seen", 1),
     Awaited("host", {"main/1.2": ("absent", "n:1", "why", 1, 2)}), Leader("host", 1, 2, ("a",), ("b",)),
-    Present("host", ("a", "b")), Ordinal("A"),
+    Present("host", ("a", "b")), Ordinal("A"), HostDemand("host", {"x": {"A": {"t": 1}}}),
 )
 
 
