@@ -52,6 +52,11 @@ class Estimator:
     def __init__(self) -> None:
         self.executions = Recent()
 
+    def may_exceed(self, seconds: float, turns_max: int, now: float) -> bool:
+        """Whether that many turns would take longer."""
+        execution = self.executions.median(now)
+        return execution is not None and execution * turns_max > seconds
+
     def expected_seconds(self, turns: float, now: float) -> float | None:
         """Until that is served which comes after so many `turns` (position / permits) of an execution each.
         None: it cannot be told yet."""

@@ -38,10 +38,13 @@ def sessions_of(pool: Pool) -> int:
 def too_late(pool: Pool, ticket: Ticket) -> PoolerError | None:
     """What to answer a ticket that was just queued, if it will not be served in time as far as can be told.
     PgBouncer tells nobody; one that does not wait at all is told by what is in use."""
-    left = ticket.deadline - ticket.queued_at
-    if left <= 0 or pool.parts.as_pgbouncer or pool.core.blocked:
+    account, now = ticket.account, ticket.queued_at
+    left = ticket.deadline - now
+    if not account.klass.estimator.may_exceed(left, account.klass.waiting, now):
+        return None  # as for most: no turn of anybody who waits takes longer than one execution
+    core = pool.core
+    if left <= 0 or pool.parts.as_pgbouncer or core.blocked:
         return None
-    core, account, now = pool.core, ticket.account, ticket.queued_at
     expected = expected_seconds(core.waiting, account, sessions_of(pool), len(core.active), now)
     if expected is None or expected <= left:
         return None

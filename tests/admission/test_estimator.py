@@ -71,9 +71,17 @@ def klass_of(yard: Yard) -> ExecutionClass:
     return yard.book.classes["x"]
 
 
+def test_only_where_all_who_wait_may_take_longer_than_is_left_is_it_looked_at_closely() -> None:
+    assert not seen(SAMPLES_MIN - 1).may_exceed(0.0, 1_000, 1.0)
+    assert not seen(SAMPLES_MIN).may_exceed(5.0, 10, 1.0)
+    assert seen(SAMPLES_MIN).may_exceed(5.0, 11, 1.0)
+
+
 def turns(yard: Yard, tenant: str, sessions: int = 4) -> float:
-    core = yard.pools[0]
-    return turns_ahead(core.waiting, yard.book.account(tenant, "x"), sessions, len(core.active))
+    core, account = yard.pools[0], yard.book.account(tenant, "x")
+    found = turns_ahead(core.waiting, account, sessions, len(core.active))
+    assert found <= account.klass.waiting, "what is looked at first lets nobody pass who would be refused"
+    return found
 
 
 def test_the_place_in_the_class_counts_by_its_permits() -> None:

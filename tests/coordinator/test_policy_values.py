@@ -67,7 +67,8 @@ def test_a_difference_names_the_path_and_both_values() -> None:
 def test_a_class_or_bucket_that_only_one_has_differs_in_all_its_values() -> None:
     other = policy(DOCUMENT.replace(", bucket: {rate: 5, burst: 10}", ""))
     assert {path for path, *_ in differences(other, policy())} == {
-        f"executionClasses.batch.night.bucket.{name}" for name in ("rate", "burst", "cost", "mode", "per", "startFull")}
+        f"executionClasses.batch.night.bucket.{name}"
+        for name in ("rate", "burst", "cost", "mode", "per", "startFull")}
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
