@@ -115,11 +115,11 @@ def _flood(server: Server) -> dict[str, Any]:
     seconds = 15
     with _fleets(server, 1, {HEAVY: 1, LIGHT: 1}) as here:
         rate = ("-R", "20")
-        with here.started(Load(LIGHT, 4, FLOOD_MS), seconds, rate, log="quiet") as run:
+        with here.started(Load(LIGHT, 16, FLOOD_MS), seconds, rate, log="quiet") as run:
             finished(run)
         with here.started(Load(HEAVY, FLOOD_CLIENTS, FLOOD_MS), seconds + 8) as flood:
             here.await_waiting(FLOOD_CLIENTS // 2)
-            with here.started(Load(LIGHT, 4, FLOOD_MS), seconds, rate, log="flooded") as run:
+            with here.started(Load(LIGHT, 16, FLOOD_MS), seconds, rate, log="flooded") as run:
                 finished(run)
             total = finished(flood)
         before, meanwhile = (here.wait_p99_ms(name) for name in ("quiet", "flooded"))

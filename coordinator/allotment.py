@@ -40,17 +40,28 @@ ANY_TENANT = Terms()
 def exact_shares(needs: Needs, tenants: Mapping[str, Terms], permits: int) -> dict[str, Fraction]:
     """By worker, before it is made whole: weighted max-min over tenants, each even over its workers, with
     one for each that needs any. For at least as many permits as such workers."""
+    return {worker: _sum(parts) for worker, parts in _exact_parts(needs, tenants, permits).items()}
+
+
+def _exact_parts(needs: Needs, tenants: Mapping[str, Terms], permits: int) -> dict[str, dict[str, Fraction]]:
+    """The same by worker and tenant; of a worker that has one for it needs any, in the name of nobody."""
     least: set[str] = set()
     while True:
         rest = {worker: wanted for worker, wanted in needs.items() if worker not in least}
-        shares = _by_tenant(rest, tenants, permits - len(least))
-        below = {worker for worker, share in shares.items() if share < 1}
+        parts = _by_tenant(rest, tenants, permits - len(least))
+        below = {worker for worker, each in parts.items() if _sum(each) < 1}
         if not below:
-            return shares | dict.fromkeys(least, Fraction(1))
+            return parts | {worker: {"": Fraction(1)} for worker in least}
         least |= below
 
 
-def _by_tenant(needs: Needs, tenants: Mapping[str, Terms], permits: int) -> dict[str, Fraction]:
+def _sum(parts: Mapping[str, Fraction]) -> Fraction:
+    return sum(parts.values(), Fraction(0))
+
+
+def _by_tenant(
+    needs: Needs, tenants: Mapping[str, Terms], permits: int
+) -> dict[str, dict[str, Fraction]]:
     wanted: dict[str, dict[str, int]] = {}
     for worker, by_tenant in needs.items():
         for tenant, tickets in by_tenant.items():
@@ -59,11 +70,12 @@ def _by_tenant(needs: Needs, tenants: Mapping[str, Terms], permits: int) -> dict
     terms = {tenant: tenants.get(tenant, ANY_TENANT) for tenant in wanted}
     caps = {tenant: sum(each.values()) if (most := terms[tenant].inflight) is None
             else min(most, sum(each.values())) for tenant, each in wanted.items()}
-    found = {worker: Fraction(0) for worker, each in needs.items() if any(each.values())}
+    found: dict[str, dict[str, Fraction]] = {
+        worker: {} for worker, each in needs.items() if any(each.values())}
     for tenant, share in _fill(caps, {name: each.weight for name, each in terms.items()},
                                Fraction(permits)).items():
         for worker, part in _fill(wanted[tenant], dict.fromkeys(wanted[tenant], 1), share).items():
-            found[worker] += part
+            found[worker][tenant] = part
     return found
 
 
@@ -89,17 +101,36 @@ def whole_shares(
     if len(active) > permits:
         chosen = {(turn + each) % len(active) for each in range(max(permits, 0))}
         return {worker: int(number in chosen) for number, worker in enumerate(active)}
-    exact = exact_shares({worker: needs[worker] for worker in active}, tenants, permits)
-    found = {worker: min(max(now.get(worker, 0), int(share)), -int(-share // 1))
-             for worker, share in exact.items()}
-    over = sum(found.values()) - int(sum(exact.values()))
-    step = -1 if over > 0 else 1
-    movable = [each for each in exact if exact[each].denominator != 1
-               and (found[each] > exact[each]) == (over > 0)]
-    movable.sort(key=lambda each: (step * (found[each] - exact[each]), each))
-    for worker in movable[:abs(over)]:
-        found[worker] += step
+    parts = _exact_parts({worker: needs[worker] for worker in active}, tenants, permits)
+    exact = {worker: _sum(each) for worker, each in parts.items()}
+    found = {worker: int(share) for worker, share in exact.items()}
+    _round_up(found, exact, parts, now)
     return found
+
+
+def _round_up(
+    found: dict[str, int], exact: Mapping[str, Fraction], parts: Mapping[str, Mapping[str, Fraction]],
+    now: Mapping[str, int],
+) -> None:
+    """Give out what the workers in `found` lost by being made whole, one to each at most: first where tenants
+    lost most of a permit over all their workers, so that each tenant has what is its own, too."""
+    left = int(sum(exact.values())) - sum(found.values())
+    lost: dict[str, Fraction] = {}
+    for worker, each in parts.items():
+        for tenant, part in each.items():
+            lost[tenant] = lost.get(tenant, Fraction(0)) + part * (1 - found[worker] / exact[worker])
+    candidates = [worker for worker in exact if exact[worker] != found[worker]]
+    candidates.sort(key=lambda worker: (
+        now.get(worker, 0) <= found[worker], found[worker] - exact[worker], worker))
+    for least in (Fraction(1, 2), Fraction(-left - 1)):  # then in order: nobody has lost less than that
+        for worker in list(candidates) if left else ():
+            each = parts[worker]
+            if left and sum(lost[name] * part for name, part in each.items()) >= least * exact[worker]:
+                found[worker] += 1
+                left -= 1
+                candidates.remove(worker)
+                for tenant, part in each.items():
+                    lost[tenant] -= part / exact[worker]
 
 
 def settle(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +107,19 @@ def test_whole_shares_are_within_one_of_the_exact_ones_and_nobody_gets_more_than
     for worker, share in found.items():
         assert abs(share - exact[worker]) < 1
         assert 1 <= share <= sum(needs[worker].values())
+
+
+@given(needs_of_workers, st.integers(1, 60), st.integers(0, 10))
+def test_whole_shares_that_hold_stay(needs: dict[str, dict[str, int]], permits: int, turn: int) -> None:
+    found = whole_shares(needs, WEIGHTS, permits, {}, turn)
+    assert whole_shares(needs, WEIGHTS, permits, found, turn) == found
+
+
+@pytest.mark.parametrize("now", [{}, {"h0": 5, "h1": 5, "l0": 1, "l1": 1}, {"h0": 6, "h1": 6}])
+def test_a_tenant_with_workers_of_its_own_has_its_share_in_whole_permits_too(now: dict[str, int]) -> None:
+    needs = {"h0": {"heavy": 20}, "h1": {"heavy": 20}, "l0": {"light": 20}, "l1": {"light": 20}}
+    found = whole_shares(needs, {"heavy": Terms(3)}, 12, now)
+    assert (found["h0"] + found["h1"], found["l0"] + found["l1"]) == (9, 3)
 
 
 @given(needs_of_workers, st.integers(1, 60))
