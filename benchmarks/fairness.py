@@ -1,8 +1,9 @@
 """Shares of real clients where more is wanted than there is: by weight, wherever the clients are.
 
-Two tenants want all permits of a class for the whole run. Their transactions sleep at the server, so that
-what is shared out is permits and not this machine's processors. Counted is what they finished, and in how
-many permits a transaction was under way meanwhile.
+Two tenants want all permits of a class for the whole run. Their transactions sleep at the server, half to
+one and a half times as long as is said of them, so that what is shared out is permits and not this machine's
+processors, and no two keep step. Counted is what they finished, and in how many permits a transaction was
+under way meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import statistics
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Target, Void, find_pgbench, finished, now
+from benchmarks.measure import Target, Void, finished, logged, now, started
 from pooler.demo.client import RawClient
 from pooler.demo.etcd import Etcd
 from pooler.demo.fleet import Fleet, FleetPlan
@@ -28,7 +29,7 @@ DBNAME, USER, MONITOR, PASSWORD = "bench", "bench_app", "bench_monitor", "bench-
 PERMITS = 12  # of the class
 WORKERS = 2
 HOSTS = ("127.0.0.1", "127.0.0.2")
-SECONDS = 20
+SECONDS = 28
 SETTLED_SECONDS = 3.0  # from when on it is looked at how many are busy
 LIGHT, FLOOD_CLIENTS, FLOOD_MS = "light", 2_000, 40.0
 HEAVY = "heavy"
@@ -40,13 +41,21 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Load:
     """So many clients of one tenant at one port of one host, with transactions of so many milliseconds.
-    `port`: a worker's number, or the fleet's own port."""
+    `worker`: at this one's port, else at the fleet's. `even`: each as long as the other."""
 
     tenant: str
     clients: int
     ms: float = 10.0
     host: int = 0
     worker: int | None = None
+    even: bool = False
+
+    @property
+    def script(self) -> str:
+        """For pgbench."""
+        shortest, longest = (1_000, 1_000) if self.even else (500, 1_500)
+        return (f"\\set us random({self.ms * shortest:.0f}, {self.ms * longest:.0f})\n"
+                "select pg_sleep(:us / 1000000.0);\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ CASES = (
     Case("a worker each", (3, 1), (Load(HEAVY, 40, worker=0), Load(LIGHT, 40, worker=1))),
     Case("a host each", (3, 1), (Load(HEAVY, 40), Load(LIGHT, 40, host=1)), hosts=2),
     Case("transactions 20 times longer", (3, 1), (Load(HEAVY, 60, ms=40.0), Load(LIGHT, 60, ms=2.0)),
-         seconds=60),
+         seconds=75),
     Case("9 clients to 1", (1, 1), (Load(HEAVY, 180), Load(LIGHT, 20))),
 )
 
@@ -99,11 +108,17 @@ def _run(case: Case, server: Server) -> dict[str, Any]:
     done = {HEAVY: 0, LIGHT: 0}
     with (_fleets(server, case.hosts, dict(zip(done, case.weights, strict=True))) as here,
           ExitStack() as ends):
-        runs = [(load.tenant, ends.enter_context(here.started(load, case.seconds)))
-                for load in case.loads]
+        runs = [ends.enter_context(here.started(load, case.seconds, log=f"load{at}"))
+                for at, load in enumerate(case.loads)]
         busy = here.busy(case.seconds)
-        for tenant, run in runs:
-            done[tenant] += finished(run)
+        for run in runs:
+            finished(run)
+        logs = [(load.tenant, logged(here.directory / f"load{at}")) for at, load in enumerate(case.loads)]
+    # pgbench is a while about its connects, and what the last of them finish they have to themselves
+    first = max(min(each.at for each in log) for _, log in logs) + SETTLED_SECONDS
+    last = min(max(each.at for each in log) for _, log in logs) - SETTLED_SECONDS
+    for tenant, log in logs:
+        done[tenant] += sum(first <= each.at <= last for each in log)
     total = sum(done.values())
     part = done[HEAVY] / total
     return {"finished": total, "by_tenant": done, "part": round(part, 4),
@@ -115,16 +130,15 @@ def _flood(server: Server) -> dict[str, Any]:
     seconds = 15
     with _fleets(server, 1, {HEAVY: 1, LIGHT: 1}) as here:
         rate = ("-R", "20")
-        with here.started(Load(LIGHT, 16, FLOOD_MS), seconds, rate, log="quiet") as run:
+        with here.started(Load(LIGHT, 16, FLOOD_MS, even=True), seconds, *rate, log="quiet") as run:
             finished(run)
-        with here.started(Load(HEAVY, FLOOD_CLIENTS, FLOOD_MS), seconds + 8) as flood:
+        with here.started(Load(HEAVY, FLOOD_CLIENTS, FLOOD_MS), 10 * seconds):  # it is killed at the end
             here.await_waiting(FLOOD_CLIENTS // 2)
-            with here.started(Load(LIGHT, 16, FLOOD_MS), seconds, rate, log="flooded") as run:
+            with here.started(Load(LIGHT, 16, FLOOD_MS, even=True), seconds, *rate, log="flooded") as run:
                 finished(run)
-            total = finished(flood)
+            here.await_waiting(FLOOD_CLIENTS // 2)
         before, meanwhile = (here.wait_p99_ms(name) for name in ("quiet", "flooded"))
-    return {"quiet_p99_ms": before, "p99_ms": meanwhile, "moved_ms": round(meanwhile - before, 2),
-            "flood_finished": total}
+    return {"quiet_p99_ms": before, "p99_ms": meanwhile, "moved_ms": round(meanwhile - before, 2)}
 
 
 @dataclass(slots=True)
@@ -136,28 +150,20 @@ class _Fleets:
     addresses: Sequence[str] = HOSTS
     _scripts: dict[float, Path] = field(default_factory=dict)
 
-    @contextmanager
     def started(
-        self, load: Load, seconds: int, more: Sequence[str] = (), log: str = ""
-    ) -> Iterator[subprocess.Popen[str]]:
-        """pgbench, running; `log`: the name of its log of latencies."""
+        self, load: Load, seconds: int, *more: str, log: str = ""
+    ) -> AbstractContextManager[subprocess.Popen[str]]:
+        """pgbench; `log`: the name of its log of latencies."""
         fleet = self.fleets[load.host]
         port = fleet.ports.listen if load.worker is None else fleet.ports.primary + load.worker
-        script = self.directory / f"sleep-{load.ms:g}.sql"
-        script.write_text(f"select pg_sleep({load.ms / 1000});\n")
         address = self.addresses[load.host] if load.worker is None else "127.0.0.1"
-        target = Target("pooler", port, USER, PASSWORD, DBNAME)
-        argv = [str(find_pgbench()), "-n", "-f", str(script), "-c", str(load.clients), "-j", "1",
-                "-T", str(seconds), *more]
+        script = self.directory / f"{load.tenant}-{load.ms:g}.sql"
+        script.write_text(load.script)
+        arguments = ["-f", str(script), "-c", str(load.clients), "-j", "1", "-T", str(seconds), *more]
         if log:
-            argv += ["-l", "--log-prefix", str(self.directory / log)]
-        environment = {**target.environment, "PGHOST": address, "PGAPPNAME": load.tenant}
-        with subprocess.Popen(argv, env=environment, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE) as run:
-            try:
-                yield run
-            finally:
-                run.kill()
+            arguments += ["-l", "--log-prefix", str(self.directory / log)]
+        return started(Target("pooler", port, USER, PASSWORD, DBNAME), arguments, PGHOST=address,
+                       PGAPPNAME=load.tenant)
 
     def _executing(self, column: str) -> int:
         found = 0
@@ -186,8 +192,7 @@ class _Fleets:
 
     def wait_p99_ms(self, log: str) -> float:
         """Of a log of latencies: what was waited beside the transaction itself."""
-        latencies = sorted(float(line.split()[2]) / 1000 for path in self.directory.glob(f"{log}.*")
-                           for line in path.read_text().splitlines())
+        latencies = sorted(each.latency_ms for each in logged(self.directory / log))
         if len(latencies) < 100:
             raise Void(f"only {len(latencies)} transactions")
         return round(latencies[int(len(latencies) * 0.99)] - FLOOD_MS, 2)

@@ -7,7 +7,8 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,12 +92,40 @@ def pgbench(
                _figure(said, r"latency average = ([\d.]+)"), spent)
 
 
+@contextmanager
+def started(target: Target, arguments: Sequence[str], **more: str) -> Iterator[subprocess.Popen[str]]:
+    """pgbench, running, with `more` in its environment; killed at the end if it still runs."""
+    argv, environment = [str(find_pgbench()), "-n", *arguments], {**target.environment, **more}
+    with subprocess.Popen(argv, env=environment, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL) as run:
+        try:  # stderr: a notice for each client that waits would fill a pipe, and hold up all
+            yield run
+        finally:
+            run.kill()
+
+
 def finished(run: subprocess.Popen[str]) -> int:
     """How many transactions a pgbench that was started has finished. Raises Void when one failed."""
-    said, fault = run.communicate()
+    said, _ = run.communicate()
     if run.returncode != 0:
-        raise Void(f"pgbench: exit {run.returncode}: {fault.strip()[-300:]}")
+        raise Void(f"pgbench: exit {run.returncode}: {said.strip()[-300:]}")
     return int(_figure(said, r"actually processed: (\d+)"))
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One transaction of pgbench's log; `at`: its end, in seconds since 1970."""
+
+    client: int
+    latency_ms: float
+    at: float
+
+
+def logged(prefix: Path) -> list[Logged]:
+    """What pgbench's `-l --log-prefix` has written."""
+    rows = [line.split() for path in prefix.parent.glob(f"{prefix.name}.*")
+            for line in path.read_text().splitlines()]
+    return [Logged(int(row[0]), float(row[2]) / 1000, float(row[4]) + float(row[5]) / 1e6) for row in rows]
 
 
 def cpu_seconds(pid: int) -> float:

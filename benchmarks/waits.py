@@ -5,12 +5,11 @@ What counts is p99 over p50, beside PgBouncer's in the same run.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Target, Void, find_pgbench, finished, now
+from benchmarks.measure import Target, Void, finished, logged, now, started
 from benchmarks.sides import both_sides
 
 CLIENTS, SESSIONS, WORKERS = 500, 40, (1, 2)
@@ -41,16 +40,14 @@ def _run(target: Target, directory: Path) -> dict[str, float]:
     script = directory / "wait.sql"
     script.write_text(f"select pg_sleep({MS / 1000});\n")
     log = directory / f"wait-{target.name}"
-    argv = [str(find_pgbench()), "-n", "-f", str(script), "-c", str(CLIENTS), "-j", "1", "-T", str(SECONDS),
-            "-l", "--log-prefix", str(log)]
-    with subprocess.Popen(argv, env=target.environment, text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as run:
+    arguments = ["-f", str(script), "-c", str(CLIENTS), "-j", "1", "-T", str(SECONDS), "-l",
+                 "--log-prefix", str(log)]
+    with started(target, arguments) as run:
         total = finished(run)
-    lines = [line.split() for path in directory.glob(f"{log.name}.*")
-             for line in path.read_text().splitlines()]
-    first = min(int(words[4]) for words in lines) + SETTLED_SECONDS
-    served = {words[0] for words in lines}
-    latencies = sorted(float(words[2]) / 1000 for words in lines if int(words[4]) >= first)
+    done = logged(log)
+    first = min(each.at for each in done) + SETTLED_SECONDS
+    served = {each.client for each in done}
+    latencies = sorted(each.latency_ms for each in done if each.at >= first)
     if len(served) < CLIENTS or not latencies:
         raise Void(f"{target.name}: only {len(served)} of {CLIENTS} clients were served")
     p50, p99 = (latencies[int(len(latencies) * part)] for part in (0.5, 0.99))
