@@ -136,9 +136,11 @@ class Ground:
 def start(
     make_fleet: MakeFleet, etcd: Etcd, etcd_prefix: str, postgres_newest: Database
 ) -> Callable[..., Ground]:
-    """A fleet with few permits for many clients; `role` of its database."""
+    """A fleet with few permits for many clients; `role` of its database. Those who read have sessions that
+    are renewed: with as many executions as sessions nobody needs one more."""
     def make(role: str = "write") -> Ground:
-        fleet = make_fleet(postgres_newest, etcd, permits=SMALL, workers=2, more=MORE, start=False)
+        pool = MORE["pool"] | ({} if role == "write" else {"server_lifetime": "3s"})
+        fleet = make_fleet(postgres_newest, etcd, permits=SMALL, workers=2, more={"pool": pool}, start=False)
         settings = yaml.safe_load(fleet.config.read_text())
         settings["databases"][postgres_newest.dbname]["role"] = role
         if role != "write":
