@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 UNLIMITED: Final = (1 << 30) - 1  # one digit: compared at once
 FOREVER: Final = float("inf")
+SAMPLE_SECONDS: Final = 0.01  # between two executions of a class that are looked at
 
 
 class ExecutionClass:
@@ -29,9 +30,10 @@ class ExecutionClass:
 
     __slots__ = (
         "__weakref__", "_aged_at", "_is_settling", "_is_stirred", "_pending", "_roused",
-        "aging_limit_seconds", "allotted", "estimator", "executed", "executing", "groups", "high", "low",
-        "max_wait_seconds", "name", "on_moved", "on_stir", "permits", "queue_deadline_seconds", "queue_max",
-        "refused", "share", "starved", "transaction_limit_seconds", "wait_seconds_max", "waiting",
+        "aging_limit_seconds", "allotted", "estimator", "executing", "groups", "high", "low",
+        "max_wait_seconds", "name", "on_moved", "on_stir", "permits", "queue_deadline_seconds",
+        "queue_max", "refused", "sample_at", "share", "starved", "transaction_limit_seconds",
+        "wait_seconds_max", "waiting",
     )
 
     def __init__(self, name: str = "", on_stir: Callable[[ExecutionClass], None] | None = None) -> None:
@@ -45,7 +47,7 @@ class ExecutionClass:
         self._is_stirred = self._is_settling = False
         self._aged_at = FOREVER  # nobody in the ring is older than the limit before
         self.estimator = Estimator()
-        self.executed = self.estimator.executions.add
+        self.sample_at = 0.0  # from then on the next execution that ends is to be told
         self.share: int | None = None  # of the fleet's permits; None: unknown, so all of them count here
         self.on_moved: Callable[[ExecutionClass], None] | None = None
         self.high, self.low = UNLIMITED, -1  # `executing` above or below these is told, once
@@ -66,6 +68,12 @@ class ExecutionClass:
     def in_use(self) -> int:
         """How many tickets execute, whatever the ring has not heard of yet."""
         return self.executing - self._pending
+
+    def executed(self, seconds: float, now: float) -> None:
+        """An execution ended that took so long. To be called at `sample_at` or later: a minute of all of them
+        would be the last few milliseconds."""
+        self.sample_at = now + SAMPLE_SECONDS
+        self.estimator.executions.add(seconds, now)
 
     def allot(self, share: int | None) -> None:
         """So many may execute here from now on, with what other classes lent; who executes above that number

@@ -344,11 +344,11 @@ class ClientConn(Asking):
         """The session was taken back after a transaction."""
         server, self.server = self.server, None
         assert server is not None
-        self.ticket.account.klass.executed(seconds := now - server.started_at, now)
+        if now >= (klass := self.ticket.account.klass).sample_at:
+            klass.executed(now - server.started_at, now)
         self.ticket.release()
-        self.idle_since = now
-        self.last_sent = b""
-        self.pool.transaction_counted(seconds)
+        self.idle_since, self.last_sent = now, b""
+        self.pool.transaction_counted(now - server.started_at)
 
     def server_lost(self, server: ServerConn, fatal: bytes) -> None:
         """The session went away under this client."""

@@ -80,7 +80,8 @@ def test_the_deadline_of_the_class_counts_too() -> None:
         w.say(holder, query("commit"))
 
 
-def test_each_transaction_is_one_execution() -> None:
+def test_each_transaction_is_one_execution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pooler.admission.classes.SAMPLE_SECONDS", 0.0)
     with world() as w:
         learn(w, 0, permits=1)
         klass, one = w.pool.book.classes["batch"], client(w)
@@ -90,3 +91,15 @@ def test_each_transaction_is_one_execution() -> None:
         found = klass.estimator.executions.median(monotonic() + 2.0)
         assert found is not None
         assert 0 < found < 1
+
+
+def test_of_many_transactions_one_is_looked_at_now_and_then_so_that_a_minute_is_more_than_a_moment() -> None:
+    with world() as w:
+        learn(w, 0, permits=1)
+        klass, one = w.pool.book.classes["batch"], client(w)
+        for _ in range(SAMPLES_MIN):
+            klass.sample_at = math.inf
+            assert w.say(one, query("select 1")).endswith("Z:I")
+        assert klass.estimator.executions.median(monotonic() + 1.0) is None
+        klass.executed(1.0, 5.0)
+        assert klass.sample_at > 5.0
