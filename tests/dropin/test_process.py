@@ -183,7 +183,7 @@ def test_daemon_mode_returns_at_once_and_needs_a_pidfile(play: Play, side: str) 
     played = play(side, run=False)
     assert played.run("-d").returncode == 0
     pidfile = played.folder / "test.pid"
-    wait_until(pidfile.exists, "the pidfile is there", 30)
+    wait_until(lambda: pidfile.exists() and pidfile.read_text().strip(), "the pidfile is written", 30)
     pid = int(pidfile.read_text())
     try:
         played.wait_ready()
