@@ -66,8 +66,7 @@ def test_load_asks_nothing_of_etcd_while_no_session_comes_or_goes(
         try:
             wait_until(lambda: settled(postgres_newest), "the workers have their shares", 60)
             before = sessions(postgres_newest)
-            # a machine that is busy with others makes a load that comes and goes: one quiet while is enough
-            loaded = min(requests(etcd, SECONDS) for _ in range(3))
+            loaded = requests(etcd, SECONDS)
             assert sessions(postgres_newest) == before
         finally:
             stop.set()
